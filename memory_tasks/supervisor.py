@@ -44,10 +44,10 @@ def worker_command(*, concurrency: int, name: str = "worker") -> list[str]:
     ]
 
 
-def flower_command(*, port: int, state_dir: Path, basic_auth: str = "") -> list[str]:
+def flower_command(*, port: int, state_dir: Path, basic_auth: str = "", address: str = "127.0.0.1") -> list[str]:
     """Flower on loopback. Its `/metrics` and `/healthcheck` are open whatever the authentication, so it never listens elsewhere."""
     command = [
-        *(sys.executable, "-m", "celery", "-A", "memory_tasks.worker_app", "flower", "--address=127.0.0.1", f"--port={port}"),
+        *(sys.executable, "-m", "celery", "-A", "memory_tasks.worker_app", "flower", f"--address={address}", f"--port={port}"),
         *("--persistent=True", f"--db={state_dir / 'flower.db'}", "--state_save_interval=10000", "--max_tasks=10000"),
         "--tasks_columns=name,uuid,state,args,retries,exception,received,started,runtime,worker",
     ]

@@ -1,0 +1,335 @@
+"""The command line `memory-tasks`: a composition root. Each command builds its settings, its parts, and prints.
+
+Exit codes: 0 done; 1 the answer is no (refused, unhealthy, lost); 2 the command cannot be carried out as given.
+`--json` prints one JSON document on stdout and nothing else there.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from memory_tasks import agent as agent_module
+from memory_tasks import connect as connect_module
+from memory_tasks import demo as demo_module
+from memory_tasks import doctor as doctor_module
+from memory_tasks import embedded, supervisor
+from memory_tasks import status as status_module
+from memory_tasks.settings import Settings
+from producer import config, errors, outcomes, scope
+from producer.memory import AgentMemory
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Durable ingestion and recall of AI-agent memory.",
+)
+connect_app = typer.Typer(no_args_is_help=True, help="Connect an agent host.")
+app.add_typer(connect_app, name="connect")
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
+AgentId = Annotated[str, typer.Option("--agent", help="agentId of the scope; default MEMORY_AGENT_ID or 'cli'.")]
+ProfileId = Annotated[str, typer.Option("--profile", help="profileId of the scope; default MEMORY_PROFILE_ID.")]
+Participant = Annotated[str, typer.Option("--participant", help="Local participant; default the login name. Only its salted hash is stored.")]
+Session = Annotated[str, typer.Option("--session", help="The host's session id.")]
+WaitS = Annotated[float, typer.Option("--wait-s", help="With --wait: how long.")]
+
+
+def main() -> None:
+    """Entry point. Errors of ours become one line on stderr and exit code 2."""
+    try:
+        app()
+    except errors.IngestError as problem:
+        err.print(f"[red]error[/red] {type(problem).__name__}: {problem}")
+        raise SystemExit(2) from None
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2, default=str) + "\n")
+
+
+def _scope(settings: config.ProducerConfig, agent: str, profile: str, participant: str) -> scope.Scope:
+    """The scope of a person at this terminal."""
+    context = scope.HostContext(
+        runtime="custom",
+        platform="local",
+        agent_id=agent or settings.agent_id or "cli",
+        profile_id=profile or settings.profile_id,
+        session_id="cli",
+        user=participant or getpass.getuser(),
+        sandboxed=False,
+    )
+    return scope.scope_of(context, salt=settings.scope_salt, salt_required=not settings.local)
+
+
+@contextmanager
+def _memory(agent: str, profile: str, participant: str) -> Iterator[AgentMemory]:
+    settings = config.load(os.environ)
+    memory = AgentMemory(settings, scope=_scope(settings, agent, profile, participant))
+    try:
+        yield memory
+    finally:
+        memory.close(deadline_s=2.0)
+
+
+def _answer(memory: AgentMemory, outcome: outcomes.Outcome, *, wait: bool, wait_s: float, as_json: bool) -> NoReturn:
+    """Print what capture answered, after waiting for its receipt when asked, and exit."""
+    settled = None
+    if isinstance(outcome, outcomes.Durable) and wait:
+        settled = memory.flush(deadline_s=wait_s)
+    if as_json:
+        body: dict[str, Any] = {"outcome": "durable" if outcome else "refused"}
+        body |= {"id": outcome.id} if isinstance(outcome, outcomes.Durable) else {"reason": outcome.reason, "detail": outcome.detail}
+        _print_json(body if settled is None else {**body, "settled": settled})
+    elif isinstance(outcome, outcomes.Durable):
+        out.print(f"durable {outcome.id}" + ("" if settled is None else ", settled" if settled else f", no receipt within {wait_s:g} s: it stays in the journal"))
+    else:
+        err.print(f"refused {outcome.reason} {outcome.detail}")
+    raise typer.Exit(0 if outcome and settled is not False else 1)
+
+
+@app.command()
+def up(
+    flower_port: Annotated[int, typer.Option(help="Flower's port on 127.0.0.1; 0: no Flower.")] = 5555,
+    concurrency: Annotated[int, typer.Option(help="Tasks at once in the worker.")] = 16,
+) -> None:
+    """Run everything this machine needs: embedded server, worker, local agent, Flower. One Ctrl-C stops all of it."""
+    settings = Settings.load(os.environ)
+    producer = settings.producer
+    flower = None
+    if flower_port and status_module.has_module("flower"):
+        flower = supervisor.flower_command(port=flower_port, state_dir=producer.state_dir)
+    own_redis = producer.broker_url == f"redis+socket://{embedded.socket_of(producer.state_dir)}"
+    boss = supervisor.Supervisor(
+        parts=supervisor.parts_of(concurrency=concurrency, flower=flower),
+        state_dir=producer.state_dir,
+        env=supervisor.child_environment(os.environ),
+        own_redis=own_redis,
+        say=out.print,
+    )
+    out.print(f"state    {producer.state_dir}")
+    out.print(f"store    {status_module.without_secrets(producer.store_url)}")
+    if flower:
+        out.print(f"flower   http://127.0.0.1:{flower_port}")
+    raise typer.Exit(boss.run())
+
+
+@app.command()
+def agent() -> None:
+    """Run the local agent: recall and delivery for hosts that are one-shot processes."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    status_module.log_to_stderr()
+    agent_module.run(config.load(os.environ), stop=stop)
+
+
+@app.command()
+def worker(
+    concurrency: Annotated[int, typer.Option(help="Tasks at once; default MEMORY_CONCURRENCY.")] = 0,
+    name: Annotated[str, typer.Option(help="Node name before the host name.")] = "worker",
+) -> None:
+    """Run one worker (Celery, threads). Run as many as you like, here or elsewhere."""
+    settings = Settings.load(os.environ)
+    command = supervisor.worker_command(concurrency=concurrency or settings.concurrency, name=name)
+    os.execve(command[0], command, supervisor.child_environment(os.environ))
+
+
+@app.command()
+def flower(
+    address: Annotated[str, typer.Option(help="Listen address. Anything but loopback needs a proxy that asks for a password.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option()] = 5555,
+    basic_auth: Annotated[str, typer.Option(help="user:password for the pages; /metrics stays open.")] = "",
+) -> None:
+    """Run Flower over the same broker."""
+    settings = Settings.load(os.environ)
+    command = supervisor.flower_command(port=port, state_dir=settings.producer.state_dir, basic_auth=basic_auth, address=address)
+    os.execve(command[0], command, supervisor.child_environment(os.environ))
+
+
+@app.command()
+def demo(
+    as_json: AsJson = False,
+    keep: Annotated[bool, typer.Option(help="Keep the demo's directory.")] = False,
+) -> None:
+    """Ingest a conversation through the whole path, kill the worker in the middle, recall, and count."""
+    result = demo_module.run(os.environ, say=err.print if as_json else out.print, keep=keep)
+    if as_json:
+        _print_json(vars(result) | {"good": result.good})
+    else:
+        for asked in result.recalled:
+            table = Table(title=asked["question"], title_justify="left", title_style="bold", show_header=False, expand=False)
+            for number, text in enumerate(asked["memories"], 1):
+                table.add_row(str(number), text)
+            out.print(table)
+            if not asked["good"]:
+                out.print("[red]not what was expected[/red]")
+        counts = Table(title="counts", title_justify="left", show_header=True)
+        for name in ("captured", "stored", "duplicates", "lost"):
+            counts.add_column(name, justify="right")
+        counts.add_row(*(str(getattr(result, name)) for name in ("captured", "stored", "duplicates", "lost")))
+        out.print(counts)
+        out.print(f"{result.seconds} s, worker {result.killed_pid} killed with {result.stored_at_kill} stored")
+    raise typer.Exit(0 if result.good else 1)
+
+
+@app.command()
+def capture(
+    user: Annotated[str, typer.Option(help="What the user said; '-' reads a JSON object {user, assistant, ...} from stdin.")],
+    assistant: Annotated[str, typer.Option(help="What the assistant answered.")] = "",
+    session: Session = "cli",
+    agent: AgentId = "",
+    profile: ProfileId = "",
+    participant: Participant = "",
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the receipt.")] = False,
+    wait_s: WaitS = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Capture one completed turn."""
+    given = _stdin_object(("user", "assistant", "session")) if user == "-" else {}
+    with _memory(agent, profile, participant) as memory:
+        outcome = memory.capture_turn(
+            session_id=given.get("session", session),
+            user_text=given.get("user", user),
+            assistant_text=given.get("assistant", assistant),
+        )
+        _answer(memory, outcome, wait=wait, wait_s=wait_s, as_json=as_json)
+
+
+def _stdin_object(names: tuple[str, ...]) -> dict[str, str]:
+    try:
+        value = json.loads(sys.stdin.buffer.read(32 << 20).decode("utf-8", "replace"))
+    except ValueError:
+        raise errors.ContractViolation("is not JSON; give an object with user and assistant", field="stdin") from None
+    if not isinstance(value, dict) or not all(isinstance(value.get(n, ""), str) for n in names):
+        raise errors.ContractViolation(f"must be an object with text in {', '.join(names)}", field="stdin")
+    if unknown := sorted(set(value) - set(names)):
+        raise errors.ContractViolation(f"has {len(unknown)} unknown field(s); known are {', '.join(names)}", field="stdin")
+    return value
+
+
+@app.command()
+def remember(
+    text: Annotated[str, typer.Argument(help="The fact, as one sentence.")],
+    kind: Annotated[str, typer.Option(help="preference, rule, schedule, ...")] = "note",
+    subject: Annotated[str, typer.Option(help="What it is about: a stable key of yours.")] = "user",
+    supersedes: Annotated[str, typer.Option(help="factId of the fact that this one replaces.")] = "",
+    session: Session = "cli",
+    agent: AgentId = "",
+    profile: ProfileId = "",
+    participant: Participant = "",
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the receipt.")] = False,
+    wait_s: WaitS = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Remember a fact."""
+    with _memory(agent, profile, participant) as memory:
+        outcome = memory.remember(text=text, kind=kind, subject_key=subject, supersedes=supersedes or None, session_id=session)
+        _answer(memory, outcome, wait=wait, wait_s=wait_s, as_json=as_json)
+
+
+@app.command()
+def retract(
+    fact_id: Annotated[str, typer.Argument(help="factId of the fact that no longer holds.")],
+    agent: AgentId = "",
+    profile: ProfileId = "",
+    participant: Participant = "",
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the receipt.")] = False,
+    wait_s: WaitS = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Retract a fact: it stays for history and leaves recall."""
+    with _memory(agent, profile, participant) as memory:
+        _answer(memory, memory.retract(fact_id), wait=wait, wait_s=wait_s, as_json=as_json)
+
+
+@app.command()
+def recall(
+    query: Annotated[str, typer.Argument(help="What to look for.")],
+    session: Annotated[str, typer.Option("--session", help="Leave this session's own turns out.")] = "",
+    limit: Annotated[int, typer.Option(min=1, max=100)] = 6,
+    deadline_ms: Annotated[int, typer.Option(min=1, max=60_000)] = 2000,
+    agent: AgentId = "",
+    profile: ProfileId = "",
+    participant: Participant = "",
+    as_json: AsJson = False,
+) -> None:
+    """Recall what is known, as an agent would see it."""
+    with _memory(agent, profile, participant) as memory:
+        found = memory.recall_memories(query, session_id=session or None, deadline_ms=deadline_ms, limit=limit)
+        if as_json:
+            _print_json(status_module.recalled_as_dict(found))
+        else:
+            for m in found.memories:
+                out.print(f"[bold]{m.label}[/bold] {m.score:.3f} {m.id[:12]}  ", end="")
+                out.print(m.text, markup=False)
+            for problem in found.failures:
+                err.print(f"[yellow]incomplete[/yellow] {problem}")
+            if not found.memories:
+                err.print("nothing found")
+
+
+@app.command()
+def status(as_json: AsJson = False) -> None:
+    """Journal, queues, counts, agent: where every event is."""
+    report = status_module.gather(Settings.load(os.environ))
+    if as_json:
+        _print_json(report)
+    else:
+        status_module.show(report, out)
+
+
+@app.command()
+def doctor(as_json: AsJson = False) -> None:
+    """Check every setting and every part; says what to do. Exits 1 when something is wrong."""
+    checks = doctor_module.examine(os.environ)
+    if as_json:
+        _print_json([vars(c) for c in checks])
+    else:
+        doctor_module.show(checks, out)
+    raise typer.Exit(1 if any(c.level == "fail" for c in checks) else 0)
+
+
+@connect_app.command("claude-code")
+def connect_claude_code(
+    settings_path: Annotated[Path, typer.Option("--settings", help="Claude Code's settings.json.")] = Path("~/.claude/settings.json"),
+    agent: Annotated[str, typer.Option("--agent", help="agentId of the scope.")] = "claude-code",
+    profile: ProfileId = "",
+    participant: Participant = "",
+    remove: Annotated[bool, typer.Option("--remove", help="Take our hooks out again.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Add the memory hooks to Claude Code's settings; other hooks stay."""
+    settings = config.load(os.environ)
+    path = settings_path.expanduser()
+    if remove:
+        report = connect_module.disconnect_claude_code(path)
+    else:
+        report = connect_module.connect_claude_code(path, settings, scope=_scope(settings, agent, profile, participant))
+    if as_json:
+        _print_json(report)
+    else:
+        for name, value in report.items():
+            out.print(f"{name}: {value}")
+
+
+if __name__ == "__main__":
+    main()
