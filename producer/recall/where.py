@@ -1,0 +1,56 @@
+"""What a caller may recall: the one place where scope, activity and "not this conversation" become a filter.
+
+The same filter is sent to the store and applied here to recent writes and to the host's own journal, so that a record
+cannot pass in one place and be refused in another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from producer import keys
+from producer.scope import Scope
+
+__all__ = ["Session", "copies_of", "episodes", "facts", "in_scope"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Session:
+    """The conversation that asks, as its host names it. Its own memories are not recalled into it."""
+
+    runtime: str
+    external_session_id: str
+
+
+def episodes(scope: Scope, session: Session | None) -> dict[str, Any]:
+    """Episodes of this scope that no later capture of the same prompt replaced."""
+    where = {**scope.fields(), "supersededByEventId": {"$exists": False}}
+    if session is not None:
+        where["externalSessionId"] = {"$ne": session.external_session_id}
+    return where
+
+
+def facts(scope: Scope, session: Session | None) -> dict[str, Any]:
+    """Active facts of this scope. `$ne` skips records that lack the field, and a fact may have no session."""
+    where = {**scope.fields(), "active": True}
+    if session is not None:
+        key = keys.session_key(
+            runtime=session.runtime, external_session_id=session.external_session_id, scope=scope.fields()
+        )
+        where["$or"] = [{"sessionKey": {"$exists": False}}, {"sessionKey": {"$ne": key}}]
+    return where
+
+
+def copies_of(scope: Scope, fact_ids: Iterable[str]) -> dict[str, Any]:
+    """All copies of these facts in this scope, whatever their state."""
+    return {**scope.fields(), "factId": {"$in": sorted(fact_ids)}}
+
+
+def in_scope(scope: Scope, properties: Mapping[str, Any]) -> bool:
+    """Whether all five fields are there and equal, in type too (1 is not True)."""
+    return all(
+        type(properties.get(name)) is type(value) and properties[name] == value
+        for name, value in scope.fields().items()
+    )
