@@ -17,7 +17,8 @@ import re
 import sqlite3
 import struct
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -96,8 +97,8 @@ class SqliteStore:
     def get(self, record_id: str) -> Record | None:
         """Beside the port: the record with this id, of any label."""
         with self._file.read() as connection:
-            found = connection.execute("SELECT id, label, properties FROM records WHERE id = ?", (bindable(record_id),))
-            return next(map(_record, found), None)
+            found = connection.execute("SELECT seq FROM records WHERE id = ?", (bindable(record_id),)).fetchall()
+            return next(_records(connection, [seq for (seq,) in found]), None)
 
     def count(self, label: str | None = None) -> int:
         """Beside the port: how many records there are, of one label or of all."""
@@ -121,16 +122,11 @@ class SqliteStore:
         order, names = order_sql(order_by)
         condition = wheres.parse(where)
         with self._file.read() as connection:
-            source = rows_of(connection, label, condition)
-            rows = connection.execute(
-                f"SELECT r.id, r.label, r.properties {source.sql} ORDER BY {order} LIMIT ? OFFSET ?",
-                (*source.values, *names, limit, skip),
-            ).fetchall()
-            if len(rows) < limit and (rows or not skip):
-                total = skip + len(rows)
-            else:
-                total = connection.execute(f"SELECT count(*) {source.sql}", source.values).fetchone()[0]
-        return Page(records=tuple(map(_record, rows)), total=total)
+            rows = rows_of(connection, label, condition)
+            # All of them in one pass: counting and cutting apart would test every record twice.
+            found = connection.execute(f"SELECT r.seq {rows.sql} ORDER BY {order}", (*rows.values, *names)).fetchall()
+            records = tuple(_records(connection, [seq for (seq,) in found[skip : skip + limit]]))
+        return Page(records=records, total=len(found))
 
     def delete(self, label: str, record_id: str) -> None:
         _check_label(label)
@@ -231,13 +227,9 @@ class SqliteStore:
             if unit is not None:
                 rankings.append(_by_vector(connection, label, property, condition, unit, depth))
             best = rankings[0] if len(rankings) == 1 else _fused(rankings)
-            return [
-                Record(id=record_id, label=label, properties=json.loads(properties), score=score)
-                for score, seq in best[:limit]
-                for record_id, properties in connection.execute(
-                    "SELECT id, properties FROM records WHERE seq = ?", (seq,)
-                )
-            ]
+            best = best[:limit]
+            records = _records(connection, [seq for _, seq in best])
+            return [replace(record, score=score) for record, (score, _) in zip(records, best, strict=True)]
 
     def set_vectors(self, label: str, property: str, vectors: Mapping[str, Sequence[float]]) -> None:
         _check_label(label)
@@ -373,9 +365,13 @@ def _json(row: Mapping[str, Value]) -> str:
     return json.dumps(dict(row), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 
-def _record(row: tuple[str, str, str]) -> Record:
-    record_id, label, properties = row
-    return Record(id=record_id, label=label, properties=json.loads(properties))
+def _records(connection: sqlite3.Connection, seqs: Iterable[int]) -> Iterator[Record]:
+    """In the order of `seqs`, which are there."""
+    for seq in seqs:
+        record_id, label, properties = connection.execute(
+            "SELECT id, label, properties FROM records WHERE seq = ?", (seq,)
+        ).fetchone()
+        yield Record(id=record_id, label=label, properties=json.loads(properties))
 
 
 def _next_id(newest: str | None, now: float) -> str:
