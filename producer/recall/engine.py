@@ -226,7 +226,7 @@ class Recall:
         found = self._by_search(label, where, query, vector, limit)
         if found is None:
             found = self._by_scan(label, where, query, limit)
-        return standing(self._store, scope, label, found)
+        return standing(self._store, scope, found)
 
     def _by_search(
         self, label: str, where: Mapping[str, Any], query: str, vector: _Once, limit: int
