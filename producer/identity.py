@@ -35,6 +35,7 @@ __all__ = [
     "scope_hash",
     "sha256_hex",
     "utf16_length",
+    "well_formed",
 ]
 
 SCHEMA_VERSION = 1
@@ -153,11 +154,16 @@ def normal_time(text: str) -> str:
 
 def sha256_hex(text: str) -> str:
     """sha256 of the UTF-8 form that Node's `Hash.update` takes: a lone surrogate is U+FFFD."""
+    return hashlib.sha256(well_formed(text).encode("utf-8")).hexdigest()
+
+
+def well_formed(text: str) -> str:
+    """The text with every lone surrogate replaced by U+FFFD, as `String.prototype.toWellFormed`."""
     try:
-        data = text.encode("utf-8")
+        text.encode("utf-8")
     except UnicodeEncodeError:
-        data = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode("utf-8")
-    return hashlib.sha256(data).hexdigest()
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
 
 
 def _stringify(value: Any) -> str:
