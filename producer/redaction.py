@@ -108,13 +108,13 @@ def _assigned(found: re.Match[str], secret: str) -> bool:
     name = _whole_name(found)
     lowered = name.lower()
     is_password = any(word in lowered for word in ("passw", "pwd", "passphrase"))
-    if re.fullmatch(_PLACEHOLDER, secret):
+    if re.fullmatch(_PLACEHOLDER, secret.rstrip(")]};,.")):
         return False
     if found["quote"]:
         if " " in secret:
             return "passphrase" in lowered or (is_password and _classes(secret) >= 3 and secret.count(" ") <= 2)
         return is_password or len(secret) >= 8
-    if re.fullmatch(_REFERENCE, secret) and not (name.isupper() and _classes(secret) >= 3):
+    if re.fullmatch(_REFERENCE, secret.rstrip(")]};,.")) and not (name.isupper() and _classes(secret) >= 3):
         return False
     if secret.lower() == lowered or (secret.isdigit() and not is_password):
         return False
@@ -165,6 +165,45 @@ _WORDS = (
 _WORD_TRIGGERS = ("passw", "pwd", "passphrase", "secret", "token", "key", "credential")
 _PATH_CHARS = r"[^\s\"'`<>|:;,()\[\]{}*?\\]"
 
+_ALNUM, _DASHED = r"[A-Za-z0-9]", r"[A-Za-z0-9_-]"
+# Keys that say what they are: kind, prefix, what follows; `_random` where words may follow the prefix as well.
+_PREFIXED = tuple(
+    _Rule(kind, (prefix.lower(),), f"{_START}{re.escape(prefix)}{rest}", accept)
+    for kind, prefix, rest, accept in (
+        ("anthropic_key", "sk-ant-", _DASHED + "{16,}+", None),
+        ("openai_key", "sk-", _DASHED + "{20,}+", _random),
+        *(("github_token", f"gh{letter}_", _ALNUM + "{20,}+", None) for letter in "pousr"),
+        ("github_token", "github_pat_", r"[A-Za-z0-9_]{20,}+", None),
+        ("gitlab_token", "gl", r"(?:pat|dt|rt|cbt|ptt|ft|soat|agent)-[A-Za-z0-9_.-]{16,}+", None),
+        ("slack_token", "xox", r"[abceprs]-[A-Za-z0-9-]{10,}+", None),
+        ("slack_token", "xapp-", r"[A-Za-z0-9-]{10,}+", None),
+        ("google_key", "AIza", _DASHED + "{30,}+", None),
+        ("google_key", "ya29.", _DASHED + "{20,}+", None),
+        ("google_key", "GOCSPX-", _DASHED + "{20,}+", None),
+        ("google_key", "1//0", _DASHED + "{30,}+", None),
+        *(("stripe_key", f"{letter}k_", r"(?:live|test)_[A-Za-z0-9]{10,}+", None) for letter in "srp"),
+        ("stripe_key", "whsec_", r"[A-Za-z0-9+/=]{20,}+", None),
+        ("npm_token", "npm_", _ALNUM + "{30,}+", None),
+        ("pypi_token", "pypi-", _DASHED + "{30,}+", _random),
+        ("huggingface_token", "hf_", _ALNUM + "{20,}+", None),
+        *(
+            ("provider_key", prefix, r"[A-Za-z0-9_=+/-]{20,}+", _random)
+            for prefix in ("gsk_", "r8_", "lin_api_", "ntn_", "figd_", "sntrys_", "sntryu_", "dckr_pat_", "glsa_")
+        ),
+        *(("provider_key", prefix, r"[A-Za-z0-9-]{20,}+", _random) for prefix in ("xai-", "pplx-", "PMAK-", "NRAK-")),
+        ("provider_key", "SG.", r"[A-Za-z0-9_-]{16,}+\.[A-Za-z0-9_-]{16,}+", None),
+        ("provider_key", "hvs.", _DASHED + "{20,}+", None),
+        ("provider_key", "key-", r"[0-9a-f]{32}(?![A-Za-z0-9])", None),
+        ("provider_key", "SK", r"[0-9a-f]{32}(?![A-Za-z0-9])", None),
+        ("provider_key", "do", r"[opr]_v1_[0-9a-f]{64}", None),
+        ("provider_key", "shp", r"(?:at|ca|pa|ss)_[0-9a-fA-F]{32}", None),
+        ("provider_key", "dapi", r"[0-9a-f]{32}", None),
+        ("provider_key", "rubygems_", r"[0-9a-f]{32,}+", None),
+        ("provider_key", "dp.pt.", _ALNUM + "{40,}+", None),
+        ("provider_key", "EAA", _ALNUM + "{80,}+", None),
+    )
+)
+
 _RULES = (
     _Rule(
         "private_key",
@@ -176,15 +215,8 @@ _RULES = (
         r"|[A-Za-z0-9+/=]{20,}+|[A-Za-z0-9+/=]{1,19}+(?=\s*+\Z)))*+)",
     ),
     _Rule("age_key", ("age-secret-key-",), r"(?i)AGE-SECRET-KEY-1[0-9A-Z]{20,}+"),
-    _Rule(
-        "url_password",
-        ("://",),
-        r"://[^\s:/?#\"'<>@]{0,256}:(?!\d{1,5}[/?#])(?P<secret>[^\s\"'<>@]{1,256}+(?:@[^\s\"'<>@/]{1,256}+(?=@)){0,4})@",
-    ),
-    _Rule("url_password", ("://",), r"://(?P<secret>[A-Za-z0-9_.~%-]{20,256})@", _random),
+    *_PREFIXED,
     _Rule("jwt", ("eyj",), r"(?<![A-Za-z0-9_.-])eyJ[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]{4,}+(?:\.[A-Za-z0-9_-]*+){0,3}"),
-    _Rule("anthropic_key", ("sk-ant-",), _START + r"sk-ant-[A-Za-z0-9_-]{16,}+"),
-    _Rule("openai_key", ("sk-",), _START + r"sk-[A-Za-z0-9_-]{20,}+", _random),
     _Rule("aws_key", ("akia", "asia"), r"(?<![A-Za-z0-9])(?:AKIA|ASIA)[A-Z0-9]{16}(?![A-Za-z0-9])"),
     _Rule(
         "aws_secret",
@@ -192,11 +224,6 @@ _RULES = (
         r"(?:\[redacted:aws_key\]|(?i:aws)).{0,80}?(?<![A-Za-z0-9/+])(?P<secret>[A-Za-z0-9/+]{40})(?![A-Za-z0-9/+=])",
         lambda found, secret: _is_random(secret) and not _is_hex(secret),
     ),
-    _Rule(
-        "github_token", ("gh", "github_pat_"), _START + r"(?:gh[pousr]_[A-Za-z0-9]{20,}+|github_pat_[A-Za-z0-9_]{20,}+)"
-    ),
-    _Rule("gitlab_token", ("gl",), _START + r"gl(?:pat|dt|rt|cbt|ptt|ft|soat|agent)-[A-Za-z0-9_.-]{16,}+"),
-    _Rule("slack_token", ("xox", "xapp-"), _START + r"(?:xox[abceprs]|xapp)-[A-Za-z0-9-]{10,}+"),
     _Rule("slack_webhook", ("hooks.slack.com",), r"hooks\.slack\.com/services/(?P<secret>[A-Za-z0-9/]{20,}+)"),
     _Rule("discord_webhook", ("api/webhooks/",), r"api/webhooks/(?P<secret>\d{15,22}/[A-Za-z0-9_-]{40,}+)"),
     _Rule(
@@ -205,43 +232,12 @@ _RULES = (
         _START + r"[MNO][A-Za-z0-9_-]{22,27}\.[A-Za-z0-9_-]{6}\.[A-Za-z0-9_-]{27,45}(?![A-Za-z0-9_-])",
     ),
     _Rule(
-        "google_key",
-        ("aiza", "ya29.", "gocspx-", "1//0"),
-        _START
-        + r"(?:AIza[A-Za-z0-9_-]{30,}+|ya29\.[A-Za-z0-9_-]{20,}+|GOCSPX-[A-Za-z0-9_-]{20,}+|1//0[A-Za-z0-9_-]{30,}+)",
+        "url_password",
+        ("://",),
+        r"://[^\s:/?#\"'<>@\[]{0,256}:(?!\d{1,5}[/?#])(?P<secret>[^\s\"'<>@]{1,256}+(?:@[^\s\"'<>@]{1,256}+(?=@)){0,4})@",
     ),
-    _Rule(
-        "stripe_key",
-        ("k_live_", "k_test_", "whsec_"),
-        _START + r"(?:[srp]k_(?:live|test)_[A-Za-z0-9]{10,}+|whsec_[A-Za-z0-9+/=]{20,}+)",
-    ),
-    _Rule("npm_token", ("npm_",), _START + r"npm_[A-Za-z0-9]{30,}+"),
-    _Rule("pypi_token", ("pypi-",), _START + r"pypi-[A-Za-z0-9_-]{30,}+", _random),
-    _Rule("huggingface_token", ("hf_",), _START + r"hf_[A-Za-z0-9]{20,}+"),
+    _Rule("url_password", ("://",), r"://(?P<secret>[A-Za-z0-9_.~%-]{20,256})@", _random),
     _Rule("telegram_token", (":a",), r"(?<![A-Za-z0-9])\d{8,10}:AA[A-Za-z0-9_-]{32,34}(?![A-Za-z0-9_-])"),
-    _Rule(
-        "provider_key",
-        (
-            "gsk_",
-            "xai-",
-            "pplx-",
-            "r8_",
-            "lin_api_",
-            "ntn_",
-            "figd_",
-            "sntry",
-            "pmak-",
-            "nrak-",
-            "dckr_pat_",
-            "sg.",
-            "hvs.",
-        )
-        + ("key-", "do", "shp", "dapi", "rubygems_", "sk", "dp.pt.", "glsa_", "eaa"),
-        _START + r"(?:(?:gsk|r8|lin_api|ntn|figd|sntrys|sntryu|dckr_pat|rubygems|glsa)_[A-Za-z0-9_=+/-]{20,}+"
-        r"|(?:xai|pplx|PMAK|NRAK)-[A-Za-z0-9-]{20,}+|SG\.[A-Za-z0-9_-]{16,}+\.[A-Za-z0-9_-]{16,}+"
-        r"|hvs\.[A-Za-z0-9_-]{20,}+|key-[0-9a-f]{32}|do[opr]_v1_[0-9a-f]{64}|shp(?:at|ca|pa|ss)_[0-9a-fA-F]{32}"
-        r"|dapi[0-9a-f]{32}|SK[0-9a-f]{32}|dp\.pt\.[A-Za-z0-9]{40,}+|EAA[A-Za-z0-9]{80,}+)(?![A-Za-z0-9])",
-    ),
     _Rule(
         "authorization",
         ("authorization",),
