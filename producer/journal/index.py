@@ -1,0 +1,367 @@
+"""What became of every line of a journal: an index in memory, built by reading and followed by reading on.
+
+One entry per line hash: where the line stands (no text), and the state that its receipts give it. About 300 bytes each.
+`poll` reads what any process has appended since, so the index is never told anything that is not on disk; `settle` is
+the one exception, for receipts that a full disk refused.
+
+                     (event or order read)
+                             │
+                             ▼      deferred, replayed
+                          pending ◀──────────────────┐
+                             │                       │
+               ┌─────────┬───┴─────┬──────────┐      │ any of these, by receipt.outranks
+               ▼         ▼         ▼          ▼      │
+            stored   forgotten    dead ─▶ discarded ─┘
+
+Receipts of a line are applied in the order of their stamps, whatever segments they stand in. `sent` and receipts may be
+read before the line they name; one whose line is in no segment is an orphan (its line was compacted).
+
+Not for several threads at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from producer import errors
+from producer import receipt as receipts
+from producer.journal import line as lines
+from producer.journal import quarantine, segments
+from producer.journal.journal import Journal
+from producer.receipt import Receipt, State
+
+__all__ = ["RECENTLY_SENT_S", "Changes", "Entry", "Index", "JournalStatus", "SegmentView"]
+
+RECENTLY_SENT_S = 300.0  # a line stays for so long after its last `sent`: another copy of it may still be on its way
+
+
+class _Stamped(NamedTuple):
+    at_ms: int
+    receipt: Receipt  # its lineHash and id are left empty: the entry's key and the line have them
+
+
+class Entry:
+    """A line, where it stands, and what became of it. Compared by identity."""
+
+    __slots__ = (
+        "_receipts",
+        "appended_ms",
+        "copies",
+        "deaths",
+        "hash",
+        "last",
+        "length",
+        "number",
+        "offset",
+        "segment",
+        "sent_ms",
+        "sent_s",
+        "state",
+    )
+
+    def __init__(self, hash_: bytes, number: int) -> None:
+        self.hash = hash_
+        self.number = number  # grows in the order of noticing
+        self.segment = ""  # of the copy read last
+        self.offset = 0
+        self.length = 0
+        self.appended_ms = 0
+        self.copies = 0  # in how many places the line stands; 0: an orphan
+        self.sent_ms = 0  # stamp of the last `sent`; 0: never
+        self.sent_s = 0.0  # the same on our monotonic clock
+        self.state: State | None = None  # None: no receipt yet
+        self.last: Receipt | None = None  # the receipt that holds
+        self.deaths = 0
+        self._receipts: tuple[_Stamped, ...] = ()
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.state in receipts.TERMINAL
+
+    @property
+    def is_open(self) -> bool:
+        """In the journal, and waiting for a terminal receipt."""
+        return self.copies > 0 and self.state not in receipts.TERMINAL
+
+    def is_removable(self, now_s: float) -> bool:
+        """Whether the line may leave the journal: terminal, not dead, and not sent a moment ago."""
+        if not self.is_terminal or self.state is State.DEAD:
+            return False
+        return not self.sent_ms or now_s - self.sent_s >= RECENTLY_SENT_S
+
+    def needs(self, at_ms: int, receipt: Receipt) -> bool:
+        """Whether this receipt, read from disk, still says something. Of a row of deferrals only the last does."""
+        if receipt.state is not State.DEFERRED or not self._only_deferred():
+            return True
+        return not any(one.at_ms > at_ms and one.receipt.deaths >= receipt.deaths for one in self._receipts)
+
+    def _only_deferred(self) -> bool:
+        return all(one.receipt.state is State.DEFERRED for one in self._receipts)
+
+    def _add(self, at_ms: int, receipt: Receipt) -> None:
+        stamped = _Stamped(at_ms, receipt)
+        if stamped in self._receipts:
+            return  # a copy made by compaction
+        kept = self._receipts
+        if receipt.state is State.DEFERRED and self._only_deferred():
+            kept = tuple(one for one in kept if one.at_ms > at_ms or one.receipt.deaths > receipt.deaths)
+        self._receipts = tuple(sorted((*kept, stamped), key=lambda one: one.at_ms))
+        self.last, self.deaths = None, 0
+        for one in self._receipts:
+            if receipts.outranks(one.receipt, self.last):
+                self.last = one.receipt
+            self.deaths = 0 if one.receipt.state is State.REPLAYED else max(self.deaths, one.receipt.deaths)
+        self.state = self.last.state if self.last is not None else None
+
+
+class SegmentView:
+    """What the index knows of a segment."""
+
+    __slots__ = ("entries", "looked_at_s", "name", "offset", "others", "sealed", "size", "unreadable")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.offset = 0  # read up to here
+        self.size = 0
+        self.entries: list[Entry] = []  # its event and order lines, once per copy
+        self.others = 0  # its sent and receipt lines
+        self.sealed = False
+        self.unreadable = False
+        self.looked_at_s = 0.0  # by compaction
+
+    @property
+    def has_tail(self) -> bool:
+        return self.size > self.offset and not self.unreadable
+
+
+class Changes(NamedTuple):
+    """What a poll found. Lines that are new or got a receipt may be terminal already."""
+
+    appeared: list[Entry]
+    receipted: list[Entry]
+    vanished: list[Entry]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JournalStatus:
+    pending: int  # lines without a terminal receipt
+    deferred: int  # of those, lines whose last receipt deferred them
+    dead: int  # until an operator replays or discards them
+    settled: int  # stored, forgotten or discarded, not yet compacted
+    oldest_pending_at: str | None
+    segments: int
+    bytes: int  # of segments and quarantine
+    max_bytes: int
+    damaged: int  # pieces found damaged: in the quarantine, or still in a segment
+    quarantined_bytes: int
+    unreadable_segments: int  # of a later version
+
+
+class Index:
+    """Follow a journal. `poll` from time to time; entries are live objects."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        on_damage: Callable[[bytes], object] | None = None,
+    ) -> None:
+        self.journal = journal
+        self.entries: dict[bytes, Entry] = {}
+        self.views: dict[str, SegmentView] = {}
+        self.failed_reads = 0
+        self._damaged: set[str] = set()
+        self._monotonic = monotonic
+        self._on_damage = on_damage
+        self._numbers = 0
+        self._without_line: set[bytes] = set()  # named by a `sent` or a receipt, and not seen
+        self._orphans: set[bytes] = set()  # those of the last poll
+        self._read_once = False
+        self._last_failed = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything on disk could be read: only then is an orphan known to be one."""
+        return self._read_once and not self._last_failed and not any(view.unreadable for view in self.views.values())
+
+    def read_all(self) -> Index:
+        """Itself, after a poll that reads whatever there is, torn tails too."""
+        self.poll(to_end=True)
+        return self
+
+    def poll(self, *, to_end: bool = False) -> Changes:
+        """Read what is new. An unreadable segment is counted and tried again next time, never fatal."""
+        changes = Changes([], [], [])
+        self._last_failed = False
+        names = self._read_listed(changes, to_end)
+        if any(name not in names for name in self.views):
+            # Compaction copies before it removes: the copies stand in segments that a listing made now shows.
+            names = self._read_listed(changes, to_end)
+            for name in [name for name in self.views if name not in names]:
+                self._lose(self.views.pop(name), changes)
+        self._read_once = True
+        self._drop_orphans()
+        return changes
+
+    def _read_listed(self, changes: Changes, to_end: bool) -> dict[str, int]:
+        try:
+            names = self.journal.segment_names()
+        except OSError:
+            self.failed_reads += 1
+            self._last_failed = True
+            return dict.fromkeys(self.views, 0)
+        for name, size in names.items():
+            view = self.views.get(name)
+            if view is None:
+                view = self.views[name] = SegmentView(name)
+            view.size = size
+            if size > view.offset and not view.unreadable:
+                try:
+                    self._read(view, changes, to_end or view.sealed)
+                except FileNotFoundError:
+                    continue  # the next listing will not have it
+                except OSError:
+                    self.failed_reads += 1
+                    self._last_failed = True
+        return names
+
+    def _read(self, view: SegmentView, changes: Changes, to_end: bool) -> None:
+        fs = self.journal.fs
+        descriptor = fs.open_to_read(f"{self.journal.directory}/{view.name}")
+        reader = segments.Reader(fs, descriptor, offset=view.offset, sealed=view.sealed)
+        try:
+            for piece in reader.pieces(to_end=to_end):
+                if piece.line is None:
+                    self._damaged.add(quarantine.name_of(piece.raw))
+                    if self._on_damage is not None:
+                        self._on_damage(piece.raw)
+                else:
+                    self._take(view, piece.offset, piece.line, changes)
+        finally:
+            # Lines taken before an error are not read again.
+            view.offset, view.sealed, view.unreadable = reader.offset, reader.sealed, reader.unreadable
+            fs.close(descriptor)
+
+    def _take(self, view: SegmentView, offset: int, line: lines.Line, changes: Changes) -> None:
+        at_ms = segments.ms_of_iso(line.appended_at)
+        if line.kind in ("event", "order"):
+            entry = self._entry(bytes.fromhex(line.hash))
+            entry.segment, entry.offset, entry.length, entry.appended_ms = view.name, offset, len(line.text), at_ms
+            entry.copies += 1
+            view.entries.append(entry)
+            self._without_line.discard(entry.hash)
+            if entry.copies == 1:
+                changes.appeared.append(entry)
+            return
+        view.others += 1
+        try:
+            entry = self._entry(bytes.fromhex(line.body["lineHash"]))
+            if line.kind == "sent":
+                if at_ms >= entry.sent_ms:
+                    entry.sent_ms, entry.sent_s = at_ms, self._on_our_clock(at_ms)
+                return
+            self.journal.saw_receipt(at_ms)
+            self._settle(entry, at_ms, receipts.of_body("", line.body), changes)
+        except (KeyError, TypeError, ValueError, errors.DamagedLine):
+            self._damaged.add(quarantine.name_of(line.text.encode("ascii")))
+
+    def _on_our_clock(self, at_ms: int) -> float:
+        """When this was, for the rule of five minutes: never in the future, and long ago counts as five minutes."""
+        age_s = (self.journal.now_ms() - at_ms) / 1000
+        return self._monotonic() - min(max(age_s, 0.0), RECENTLY_SENT_S)
+
+    def _settle(self, entry: Entry, at_ms: int, receipt: Receipt, changes: Changes) -> None:
+        before = entry.last
+        entry._add(at_ms, dataclasses.replace(receipt, line_hash="", id=""))
+        if entry.last is not before:
+            changes.receipted.append(entry)
+
+    def settle(self, receipt: Receipt) -> Entry | None:
+        """Apply a receipt that could not be journaled; lost with this process. None when its line is not here."""
+        entry = self.entries.get(bytes.fromhex(receipt.line_hash))
+        if entry is None or not entry.copies:
+            return None
+        self._settle(entry, self.journal.now_ms(), receipt, Changes([], [], []))
+        return entry
+
+    def _entry(self, hash_: bytes) -> Entry:
+        entry = self.entries.get(hash_)
+        if entry is None:
+            if len(hash_) != 32:
+                raise ValueError("not a line hash")
+            self._numbers += 1
+            entry = self.entries[hash_] = Entry(hash_, self._numbers)
+            self._without_line.add(hash_)
+        return entry
+
+    def _lose(self, view: SegmentView, changes: Changes) -> None:
+        """The segment was removed: its copies are gone."""
+        for entry in view.entries:
+            entry.copies -= 1
+            if entry.copies == 0:
+                changes.vanished.append(entry)
+                self.entries.pop(entry.hash, None)
+            elif entry.segment == view.name:
+                self._find_again(entry)
+
+    def _find_again(self, entry: Entry) -> None:
+        """Another copy of a line, in a segment that is still there. Rare: two copies come from a failed sync."""
+        for view in self.views.values():
+            if view.name == entry.segment or not any(other is entry for other in view.entries):
+                continue
+            for located in self.journal.scan_segment(view.name):
+                if located.line.kind in ("event", "order") and bytes.fromhex(located.line.hash) == entry.hash:
+                    entry.segment, entry.offset = view.name, located.offset
+                    return
+
+    def _drop_orphans(self) -> None:
+        """Forget what is said of lines that are nowhere; one that is being appended gets until the next poll."""
+        for hash_ in self._orphans & self._without_line:
+            del self.entries[hash_]
+        self._without_line -= self._orphans
+        self._orphans = set(self._without_line)
+
+    @property
+    def numbers(self) -> int:
+        """The number of the entry noticed last."""
+        return self._numbers
+
+    def read_line(self, entry: Entry) -> lines.Line | None:
+        """The line of an entry, read and checked again; None when its bytes are gone or damaged by now."""
+        fs = self.journal.fs
+        try:
+            descriptor = fs.open_to_read(f"{self.journal.directory}/{entry.segment}")
+            try:
+                line = lines.parse(fs.read(descriptor, entry.length, entry.offset))
+            finally:
+                fs.close(descriptor)
+        except (OSError, errors.DamagedLine):
+            return None
+        return line if bytes.fromhex(line.hash) == entry.hash else None
+
+    def open_entries(self) -> Iterator[Entry]:
+        return (entry for entry in self.entries.values() if entry.is_open)
+
+    def status(self) -> JournalStatus:
+        standing = [entry for entry in self.entries.values() if entry.copies]
+        pending = [entry for entry in standing if not entry.is_terminal]
+        kept = quarantine.kept(self.journal.fs, self.journal.directory)
+        oldest = min((entry.appended_ms for entry in pending), default=None)
+        return JournalStatus(
+            pending=len(pending),
+            deferred=sum(entry.state is State.DEFERRED for entry in pending),
+            dead=sum(entry.state is State.DEAD for entry in standing),
+            settled=sum(entry.is_terminal and entry.state is not State.DEAD for entry in standing),
+            oldest_pending_at=None if oldest is None else segments.iso_of_ms(oldest),
+            segments=len(self.views),
+            bytes=sum(view.size for view in self.views.values()) + sum(kept.values()),
+            max_bytes=self.journal.max_bytes,
+            damaged=len(self._damaged | set(kept)),
+            quarantined_bytes=sum(kept.values()),
+            unreadable_segments=sum(view.unreadable for view in self.views.values()),
+        )
