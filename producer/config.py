@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from producer import errors, message
+from producer.hosts.hook_config import HookConfig
 
 __all__ = ["HookConfig", "ProducerConfig", "env_name", "is_local_url", "load", "state_dir"]
 
@@ -89,30 +90,6 @@ class ProducerConfig:
     def local(self) -> bool:
         """Whether store and broker are both on this machine."""
         return is_local_url(self.store_url) and is_local_url(self.broker_url) and is_local_url(self.redis_url)
-
-
-@dataclass(frozen=True, kw_only=True)
-class HookConfig:
-    """The one small JSON file a one-shot hook reads, named by `MEMORY_HOOK_CONFIG`; written by `memory-tasks connect`.
-
-    JSON keys are the field names. It holds the salted scope already, no salt and no key: a hook signs nothing.
-    """
-
-    journal_dir: str
-    agent_socket: str
-    agent_id: str
-    profile_id: str
-    participant_scope_hash: str
-    privacy_scope: str = "private"
-    sandbox_eligible: bool = False
-    max_turn_units: int = 6000
-    recall_deadline_ms: int = 300
-    recall_max_chars: int = 8000
-    journal_max_bytes: int = 1024 * MIB
-    journal_reserve_bytes: int = 4 * MIB
-    segment_max_bytes: int = 8 * MIB
-    sync_budget_s: float = 2.0
-    capture_unattended: bool = False  # sessions started by programs (CLAUDE_CODE_ENTRYPOINT other than cli)
 
 
 def env_name(field_name: str) -> str:

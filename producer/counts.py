@@ -1,0 +1,90 @@
+"""What became of turns and recalls, per host: counted over all processes of a journal, kept beside its segments.
+
+    <journal directory>/counts.json    {"v": 1, "hosts": {"claude-code": {"seen": 3, "captured": 2, "refused.no_prompt": 1}}}
+
+Small numbers for `status` ("turns seen, turns captured, refused by reason"), not accounts: every change is made under a
+lock and renamed into place, so a reader sees a whole file and a killed process spoils nothing, but nothing is synced, and
+a count that cannot be written soon is dropped. Bounded: unknown names beyond `MAX_NAMES` per host go to "other".
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Mapping
+
+__all__ = ["MAX_HOSTS", "MAX_NAMES", "add", "read"]
+
+MAX_HOSTS = 32
+MAX_NAMES = 64
+MAX_BYTES = 1 << 20
+_WAIT_S = 0.05
+_POLL_S = 0.002
+_FILE = "counts.json"
+
+Counts = dict[str, dict[str, int]]
+
+
+def add(directory: str | os.PathLike[str], host: str, changes: Mapping[str, int]) -> bool:
+    """Add to the counts of `host`; whether they were written. Waits at most 50 ms, raises nothing."""
+    folder = os.fspath(directory)
+    try:
+        descriptor = os.open(f"{folder}/counts.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError:
+        return False
+    try:
+        if not _locked(descriptor):
+            return False
+        counts = read(folder)
+        known = counts.get(host)
+        if known is None:
+            if len(counts) >= MAX_HOSTS:
+                return False
+            known = counts[host] = {}
+        for name, count in changes.items():
+            kept = name if name in known or len(known) < MAX_NAMES else "other"
+            known[kept] = known.get(kept, 0) + count
+        draft = f"{folder}/{_FILE}.tmp"
+        target = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            os.write(target, json.dumps({"v": 1, "hosts": counts}, separators=(",", ":")).encode("ascii"))
+        finally:
+            os.close(target)
+        os.rename(draft, f"{folder}/{_FILE}")  # noqa: PTH104 pathlib costs a hook more than all of this
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)  # and with it the lock
+
+
+def read(directory: str | os.PathLike[str]) -> Counts:
+    """The counts per host; empty when there are none or the file is damaged."""
+    try:
+        descriptor = os.open(f"{os.fspath(directory)}/{_FILE}", os.O_RDONLY)
+        try:
+            value = json.loads(os.read(descriptor, MAX_BYTES))
+        finally:
+            os.close(descriptor)
+        return {
+            str(host): {str(name): int(count) for name, count in counts.items()}
+            for host, counts in value["hosts"].items()
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def _locked(descriptor: int) -> bool:
+    """A frozen process may hold it: not waited for."""
+    deadline = time.monotonic() + _WAIT_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_S)
