@@ -15,7 +15,7 @@ from itertools import pairwise
 __all__ = ["TOKENIZE", "document", "query"]
 
 TOKENIZE = "porter unicode61 remove_diacritics 2"
-MAX_TERMS = 64  # a prompt may be long; its first words say what it is about
+MAX_TERMS = 256  # a prompt may be long; its first words say what it is about
 
 # Scripts without spaces, or with particles glued to words: Thai and Lao, Myanmar, Khmer, Kana, Han, Hangul.
 _UNSPACED = (
