@@ -68,7 +68,7 @@ _OPERATIONS: Mapping[str, _Request] = {
     "query hybrid": _Request(list="records"),
     "describe vectorIndexes": _Request(list="indexes"),
     "describe indexes": _Request(list="indexes"),
-    "mutate putRecord": _WRITE,
+    "mutate putRecord create": _WRITE,
     "mutate deleteRecord": _WRITE,
     "mutate linkRecords": _WRITE,
     "ingest documents": _WRITE,
@@ -127,9 +127,9 @@ class _Engine(DirectEngine):
         self._deadline = deadline
 
     def execute(self, operation: dict[str, Any]) -> dict[str, Any]:
-        # {"kind": "query", "query": {"kind": "records", ..}}: the second kind stands in the only other member
-        inner = next((part.get("kind") for part in operation.values() if isinstance(part, dict)), "")
-        what = f"{operation.get('kind')} {inner}"
+        # {"kind": "mutate", "mutation": {"kind": "putRecord", "mode": "create", ..}} is "mutate putRecord create"
+        inner: Mapping[str, Any] = next((part for part in operation.values() if isinstance(part, dict)), {})
+        what = " ".join(str(word) for word in (operation.get("kind"), inner.get("kind"), inner.get("mode")) if word)
         request = _OPERATIONS.get(what)
         if request is None:
             raise errors.Unsupported("the SDK was about to send an operation that this store never makes")
