@@ -71,6 +71,11 @@ class Recalled:
     sources: Mapping[str, str] = field(default_factory=dict)
     took_ms: float = 0.0
 
+    @property
+    def failures(self) -> tuple[str, ...]:
+        """The parts that did not come, as `part: state`."""
+        return tuple(f"{part}: {state}" for part, state in self.sources.items() if state not in ("ok", "off"))
+
 
 class Recall:
     """Recall of one store, for any scope. Threads and forked children may share it. `close` ends its threads; the

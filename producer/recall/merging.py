@@ -26,6 +26,8 @@ from producer.store.port import Record
 
 __all__ = ["Found", "Memory", "merge"]
 
+_MAX_TEXT_UNITS = 6000  # a record of another adapter may hold more
+_SHOWN_CHARS = 2000  # of one memory, in the recalled block
 _TIME_NAMES = {EPISODE: "observedAt", FACT: "validFrom"}
 _ENDED_BY = (*BY.values(), "retractedAt")
 
@@ -41,6 +43,10 @@ class Memory:
     at: str  # validFrom or observedAt
     source: str  # "store", "recent" or "journal"
     record: Mapping[str, Any]
+
+    def quotable(self) -> dict[str, Any]:
+        """What `formatting.format_context` takes."""
+        return {**self.record, "label": self.label, "text": self.text, "score": self.score}
 
 
 @dataclass(kw_only=True, slots=True)
@@ -66,7 +72,8 @@ def merge(
     max_chars: int,
     skip_ids: Collection[str] = (),
 ) -> list[Memory]:
-    """At most `limit` memories of together at most `max_chars` characters (the first may be longer), best first."""
+    """At most `limit` memories, best first, of together at most `max_chars` characters as `format_context` shows them;
+    the best one always comes."""
     sources = {"journal": found.journal, "recent": found.recent, "store": found.hits}
     ours = {name: [r for r in records if _is_ours(scope, r)] for name, records in sources.items()}
     copies = [r for r in found.copies or () if _is_ours(scope, r)]
@@ -159,7 +166,7 @@ def _best(standing: Mapping[str, tuple[str, Record]], query: str, limit: int, ma
             Memory(
                 id=id_,
                 label=record.label,
-                text=text,
+                text=identity.bounded_text(text, _MAX_TEXT_UNITS),
                 score=score,
                 at=_at(record),
                 source=source,
@@ -172,8 +179,8 @@ def _best(standing: Mapping[str, tuple[str, Record]], query: str, limit: int, ma
     kept: list[Memory] = []
     room = max_chars
     for memory in memories[:limit]:
-        if kept and len(memory.text) > room:
+        room -= min(len(memory.text), _SHOWN_CHARS)
+        if kept and room < 0:
             break
         kept.append(memory)
-        room -= len(memory.text)
     return kept

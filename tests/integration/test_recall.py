@@ -335,13 +335,14 @@ def test_what_the_host_ordered_away_is_gone_before_the_order_is_settled(store):
 
 
 def test_count_characters_and_query_are_bounded_and_ids_can_be_skipped(store, recall):
-    events = [fact(f"editor note {number} " + "x" * 3000) for number in range(10)]
+    events = [fact(f"editor note {number} " + "x" * 3000) for number in range(9)] + [fact("editor " + "y" * 20_000)]
     put(store, *events)
-    assert len(recall.recall(ANN, "editor", limit=3).memories) == 2  # 8,000 characters hold two
+    assert len(recall.recall(ANN, "editor", limit=10).memories) == 4  # of which 2,000 characters each are shown
     assert len(recall.recall(ANN, "editor", limit=1).memories) == 1
     skipped = {event["factId"] for event in events[:9]}
     found = recall.recall(ANN, "editor", skip_ids=skipped)
     assert [m.id for m in found.memories] == [events[9]["factId"]]
+    assert len(found.memories[0].text) == 6001
     assert len(recall.recall(ANN, "editor " + "word " * 1_000_000, limit=1).memories) == 1
 
 
