@@ -29,7 +29,8 @@ from http import client
 from pathlib import Path
 from typing import Any, Protocol
 
-from producer.store import port, sqlite
+from producer.store import sqlite
+from producer.store.port import Record
 
 from .faults import Fault
 from .project import public_records
@@ -79,7 +80,7 @@ class RunningServer(Protocol):
         """Requests that the server itself failed on: 0, or a test or this server has a bug."""
         ...
 
-    def records(self, label: str) -> list[port.Record]:
+    def records(self, label: str) -> list[Record]:
         """What is stored, by record id, read from the file: also while the server is stopped."""
         ...
 
@@ -93,11 +94,22 @@ class RunningServer(Protocol):
 
     def start(self) -> None: ...
 
+    @property
+    def pid(self) -> int:
+        """Of the server's process; a thread has none of its own."""
+        ...
+
+    def freeze(self) -> None:
+        """SIGSTOP: connections are still accepted, nothing is answered until `thaw`. Processes only."""
+        ...
+
+    def thaw(self) -> None: ...
+
 
 class _Running:
     data: Path
 
-    def records(self, label: str) -> list[port.Record]:
+    def records(self, label: str) -> list[Record]:
         store = sqlite.SqliteStore(self.data)
         try:
             return public_records(store, label)
@@ -129,6 +141,15 @@ class _InThread(_Running):
             server.close()
 
     kill = stop
+
+    @property
+    def pid(self) -> int:
+        raise AttributeError("a server in a thread has no process of its own: ask for process=True")
+
+    def freeze(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    thaw = freeze
 
     def fail(self, kind: str, **settings: Any) -> None:
         self._running.faults.add(Fault(kind=kind, **settings))
@@ -193,11 +214,18 @@ class _InProcess(_Running):
     def kill(self) -> None:
         self._end(signal.SIGKILL)
 
+    def freeze(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
     def _end(self, number: signal.Signals) -> None:
         if self._process is None:
             return
         process, self._process = self._process, None
         process.send_signal(number)
+        process.send_signal(signal.SIGCONT)  # a frozen one would not hear of it
         try:
             process.wait(_ANSWER_WITHIN_S)
         except subprocess.TimeoutExpired:

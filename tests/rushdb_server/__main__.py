@@ -37,9 +37,14 @@ def main() -> None:
     )
     print(server.url, flush=True)
     if options.until_stdin_closes:
-        threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+        threading.Thread(target=_set_when_stdin_closes, args=(ended,), daemon=True).start()
     ended.wait()
     server.close()
+
+
+def _set_when_stdin_closes(ended: threading.Event) -> None:
+    sys.stdin.read()
+    ended.set()
 
 
 if __name__ == "__main__":

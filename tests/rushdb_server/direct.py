@@ -240,7 +240,7 @@ class Direct:
             raise not_served("euclidean similarity")
         index = self._indexes.create(
             label=asked["label"],
-            property=asked["property"],
+            property_name=asked["property"],
             source="external",
             dimensions=asked["dimensions"],
             name=asked["name"],
@@ -253,7 +253,7 @@ class Direct:
         if asked["property"] == "*":
             raise not_served("a text index on every property")
         index = self._indexes.create(
-            label=asked["label"], property=asked["property"], source="text", name=asked["name"], effect=effect
+            label=asked["label"], property_name=asked["property"], source="text", name=asked["name"], effect=effect
         )
         return {"kind": "index", "index": _text_document(index)}
 
@@ -292,7 +292,7 @@ class Direct:
         """The where of a ranked search. The engine filters first, so that none at all means the whole label."""
         if query.get("labels", [index.label]) != [index.label]:
             raise not_served("a ranked search over labels other than the index's")
-        return query.get("predicate") or {index.property: {"$exists": True}}
+        return query.get("predicate") or {index.property_name: {"$exists": True}}
 
 
 def _record(row: Row) -> dict[str, Any]:
@@ -304,7 +304,7 @@ def _vector_document(index: Index) -> dict[str, Any]:
     return {
         "name": index.name,
         "label": index.label,
-        "property": index.property,
+        "property": index.property_name,
         "similarity": "cosine",
         "dimensions": index.dimensions,
         "status": "ready",
@@ -316,7 +316,7 @@ def _text_document(index: Index) -> dict[str, Any]:
         "kind": "text",
         "name": index.name,
         "label": index.label,
-        "property": index.property,
+        "property": index.property_name,
         "consistency": "immediate",
         "state": "ready",
         "pending": 0,

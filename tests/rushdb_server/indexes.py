@@ -36,7 +36,7 @@ class Index:
     key: str
     name: str
     label: str
-    property: str
+    property_name: str
     source: str
     dimensions: int
     created_at: float
@@ -46,7 +46,7 @@ class Index:
     @property
     def space(self) -> str:
         """The store's name for this index's vectors: those of an index that was dropped never come back."""
-        return f"{self.property}~{self.key}"
+        return f"{self.property_name}~{self.key}"
 
 
 class Indexes:
@@ -61,7 +61,7 @@ class Indexes:
         self._lock = threading.RLock()
         self._zeros: dict[str, set[str]] = {}
         known = self._store.find(_LABEL, {"lost": {"$exists": False}}).records
-        self._indexes = {record.properties["key"]: Index(**record.properties) for record in known}  # type: ignore[arg-type]
+        self._indexes = {str(record.properties["key"]): Index(**record.properties) for record in known}  # type: ignore[arg-type]
 
     # -- definitions -------------------------------------------------------------------------------------------------
 
@@ -78,12 +78,12 @@ class Indexes:
             index = self._indexes.get(key)
             return None if index is None else self._embed_if_due(index)
 
-    def matching(self, label: str, property: str, source: str, dimensions: int) -> Index | None:
+    def matching(self, label: str, property_name: str, source: str, dimensions: int) -> Index | None:
         with self._lock:
             for index in self._indexes.values():
-                if (index.label, index.property, index.source, index.dimensions) == (
+                if (index.label, index.property_name, index.source, index.dimensions) == (
                     label,
-                    property,
+                    property_name,
                     source,
                     dimensions,
                 ):
@@ -91,7 +91,7 @@ class Indexes:
         return None
 
     def create(
-        self, *, label: str, property: str, source: str, dimensions: int = 0, name: str = "", effect: str
+        self, *, label: str, property_name: str, source: str, dimensions: int = 0, name: str = "", effect: str
     ) -> Index:
         """The new index, or 409 when there is one with this signature or name."""
         now = self._clock()
@@ -101,7 +101,7 @@ class Indexes:
             key=key,
             name=name or key,
             label=label,
-            property=property,
+            property_name=property_name,
             source=source,
             dimensions=dimensions,
             created_at=now,
@@ -109,14 +109,16 @@ class Indexes:
             due_at=due_at,
         )
         with self._lock:
-            if self.matching(label, property, source, dimensions) or any(
+            if self.matching(label, property_name, source, dimensions) or any(
                 one.name == index.name for one in self._indexes.values()
             ):
                 signature = f'sourceType "{source}", similarityFunction "cosine", and dimensions {dimensions}'
-                message = f'An embedding index for label "{label}", property "{property}", {signature} already exists'
+                message = (
+                    f'An embedding index for label "{label}", property "{property_name}", {signature} already exists'
+                )
                 raise Refusal(409, message)
             if effect != "never":
-                of_store = (property, None) if source == "text" else (index.space, dimensions)
+                of_store = (property_name, None) if source == "text" else (index.space, dimensions)
                 self._store.ensure_indexes([port.IndexSpec(label=label, property=of_store[0], dimensions=of_store[1])])
                 self._keep(index)
         return index
@@ -135,7 +137,7 @@ class Indexes:
         """Fault: every index is gone, with its vectors; the records stay."""
         with self._lock:
             for key in list(self._indexes):
-                self.drop(key, effect="now")
+                self.drop(str(key), effect="now")
 
     def stats(self, index: Index) -> tuple[int, int]:
         """How many records have the property, and how many of those a vector."""
@@ -152,10 +154,11 @@ class Indexes:
                 raise Refusal(422, f"Every vector must contain exactly {index.dimensions} finite numeric values")
         ids = {self._project.internal_id(record_id): record_id for record_id in vectors}
         for chunk in _chunks(list(ids), port.FIND_LIMIT):
-            where = {"$id": {"$in": chunk}, index.property: {"$exists": True}}
+            where = {"$id": {"$in": chunk}, index.property_name: {"$exists": True}}
             if self._store.find(index.label, where, limit=1).total != len(chunk):
                 raise Refusal(
-                    422, f'Some record ids were not found for label "{index.label}" and property "{index.property}"'
+                    422,
+                    f'Some record ids were not found for label "{index.label}" and property "{index.property_name}"',
                 )
         if effect == "never":
             return
@@ -173,7 +176,12 @@ class Indexes:
         """A single upsert of these properties was made."""
         with self._lock:
             for index in list(self._indexes.values()):
-                if index.source == "managed" and index.label == label and index.property in names and not index.due_at:
+                if (
+                    index.source == "managed"
+                    and index.label == label
+                    and index.property_name in names
+                    and not index.due_at
+                ):
                     self._keep(replace(index, due_at=self._clock() + self._embed_delay_s))
 
     # -- searches ----------------------------------------------------------------------------------------------------
@@ -191,15 +199,15 @@ class Indexes:
 
     def by_words(self, index: Index, where: Any, query: str, *, limit: int, skip: int) -> list[Row]:
         """BM25 in the engine's query language: `-word` excludes, `+word` requires, `"…"` is a phrase."""
-        stored_where = self._project.where(where) or {index.property: {"$exists": True}}
+        stored_where = self._project.where(where) or {index.property_name: {"$exists": True}}
         words, required, excluded = parse_query(query)
         if not words:
             return []
         depth = _FUSED if required or excluded else _depth(limit + skip)
-        found = self._store.search(index.label, index.property, stored_where, text=words, limit=depth)
+        found = self._store.search(index.label, index.property_name, stored_where, text=words, limit=depth)
         rows = []
         for row in map(self._project.row, found):
-            text = str(row.properties[index.property]).lower()
+            text = str(row.properties[index.property_name]).lower()
             if all(word in text for word in required) and not any(word in text for word in excluded):
                 rows.append(row)
         return rows[skip : skip + limit]
@@ -237,14 +245,14 @@ class Indexes:
         for chunk in _chunks(
             sorted(set(records) - self._store.with_vectors(index.label, index.space, list(records))), 500
         ):
-            texts = {record_id: str(records[record_id].properties[index.property]) for record_id in chunk}
+            texts = {record_id: str(records[record_id].properties[index.property_name]) for record_id in chunk}
             self._store.set_vectors(
                 index.label, index.space, {one: embedding.embed(text) for one, text in texts.items()}
             )
         return self._keep(replace(index, due_at=0.0, updated_at=self._clock()))
 
     def _candidates(self, index: Index) -> list[port.Record]:
-        where = {index.property: {"$exists": True}}
+        where = {index.property_name: {"$exists": True}}
         return list(pages_of(lambda skip: self._store.find(index.label, where, skip=skip)))
 
     def _keep(self, index: Index) -> Index:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import BinaryIO, cast
 
 from .answers import Answer
 
@@ -131,7 +132,7 @@ class Listener:
         try:
             with sock.makefile("rb", buffering=1 << 16) as reader:
                 while connection.is_open and not self._stopping.is_set():
-                    request = _read_request(reader)
+                    request = _read_request(cast(BinaryIO, reader))
                     if request is None:
                         return
                     self._respond(request, connection)
@@ -145,7 +146,7 @@ class Listener:
             sock.close()
 
 
-def _read_request(reader: socket.SocketIO) -> Request | None:
+def _read_request(reader: BinaryIO) -> Request | None:
     """The next whole request, or None when the client is done, has gone or speaks something else."""
     line = reader.readline(1 << 16)
     parts = line.split()

@@ -52,9 +52,9 @@ class Project:
     def __init__(self, store: sqlite.SqliteStore) -> None:
         self.store = store
         self._lock = threading.RLock()  # over calls that need several calls of the store
-        self._labels = {record.properties["name"]: None for record in self._all("RUSHDB_SERVER_LABEL", {})}
+        self._labels = {str(record.properties["name"]): None for record in self._all("RUSHDB_SERVER_LABEL", {})}
         self._internal_ids = {
-            record.properties[_ID]: record.id
+            str(record.properties[_ID]): record.id
             for label in self._labels
             for record in self._all(label, {_ID: {"$exists": True}})
         }
@@ -389,8 +389,8 @@ class Project:
             types[name] = values.type_of(value)
         told = record.properties.get(_TYPES)
         if told is not None:
-            types.update(json.loads(told))
-        public = record.properties.get(_ID, record.id)
+            types.update(json.loads(str(told)))
+        public = str(record.properties.get(_ID, record.id))
         return Row(id=public, label=record.label, properties=properties, types=types, score=record.score)
 
 

@@ -262,7 +262,7 @@ class Rest:
         if source == "managed" and not (self._indexes.embeds and dimensions == embedding.DIMENSIONS):
             raise Refusal(422, "Embedding is not configured")
         index = self._indexes.create(
-            label=body["label"], property=body["propertyName"], source=source, dimensions=dimensions, effect=effect
+            label=body["label"], property_name=body["propertyName"], source=source, dimensions=dimensions, effect=effect
         )
         return _ok(201, self._index_document(index))
 
@@ -326,7 +326,7 @@ class Rest:
 
     def _put_inline(self, vectors: Sequence[tuple[int, Index, list[float]]], rows: Sequence[Row], effect: str) -> None:
         for place, index, vector in vectors:
-            if index.property in rows[place].properties:  # else it is silently not written
+            if index.property_name in rows[place].properties:  # else it is silently not written
                 self._indexes.put_vectors(index, {rows[place].id: vector}, effect=effect)
 
     def _index_document(self, index: Index) -> dict[str, Any]:
@@ -339,7 +339,7 @@ class Rest:
             "id": index.key,
             "projectId": PROJECT_ID,
             "label": index.label,
-            "propertyName": index.property,
+            "propertyName": index.property_name,
             "modelKey": f"stub-{embedding.DIMENSIONS}" if index.source == "managed" else "",
             "sourceType": index.source,
             "similarityFunction": "cosine",
