@@ -32,6 +32,7 @@ __all__ = [
     "latest_pair",
     "order_id",
     "safe_text",
+    "session_id_of",
 ]
 
 MAX_UNITS = 6000
@@ -97,6 +98,14 @@ def latest_pair(messages: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None
     return None
 
 
+def session_id_of(external_session_id: str) -> str:
+    """externalSessionId as events carry it: session keys and "not this session" at recall are made of this form.
+
+    Raises `errors.ScopeRefused` for an id that names no conversation of one person.
+    """
+    return _id(scopes.clean_session_id(external_session_id))
+
+
 def build_episode(
     *,
     scope: scopes.Scope,
@@ -128,7 +137,7 @@ def build_episode(
         "eventType": "episode",
         "runtime": _choice("runtime", runtime),
         **scope.fields(),
-        "externalSessionId": _id(scopes.clean_session_id(external_session_id)),
+        "externalSessionId": session_id_of(external_session_id),
         "sourceEventId": _source_id("sourceEventId", source_event_id),
         "turnIndex": turn_index,
         "userText": user,

@@ -11,6 +11,7 @@ refused with one of `REASONS`, which are stable, counted and shown by status.
     not_text              a part is no string
     control_character     a part holds one: it could pass for the separator of parts
     too_long              a part has more than `MAX_PART_UNITS` UTF-16 units
+    secret_in_scope       agent or profile, which are stored as they are, hold a secret or a local path
     session_ambiguous     the session id names no one conversation ("unknown", "global", a nested machine session)
     participant_ambiguous the participant is a placeholder that several people share
     participant_bot       the other side is a program
@@ -28,7 +29,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from producer import errors, identity, keys
+from producer import errors, identity, keys, redaction
 
 __all__ = ["MAX_PART_UNITS", "REASONS", "HostContext", "Scope", "clean_session_id", "conversation_kind", "scope_of"]
 
@@ -54,6 +55,7 @@ REASONS = (
     "sandbox_unknown",
     "sandboxed",
     "scope_invalid",
+    "secret_in_scope",
     "session_ambiguous",
     "session_missing",
     "subagent",
@@ -235,6 +237,8 @@ def scope_of(context: HostContext, *, salt: str, salt_required: bool) -> Scope:
     clean_session_id(context.session_id)
     agent_id = _checked("agent_id", context.agent_id, missing="agent_missing")
     profile_id = _checked("profile_id", context.profile_id, missing="profile_missing")
+    if redaction.redact(f"{agent_id}\n{profile_id}")[1]:
+        raise errors.ScopeRefused("secret_in_scope", "name the agent and its profile by a plain word")
     account = None if context.account is None else _checked("account", context.account, missing="blank_part")
     user = _participant(context, platform)
     if salt_required and not salt:
