@@ -1,10 +1,11 @@
 """What became of turns and recalls, per host: counted over all processes of a journal, kept beside its segments.
 
-    <journal directory>/counts.json    {"v": 1, "hosts": {"claude-code": {"seen": 3, "captured": 2, "refused.no_prompt": 1}}}
+    <journal directory>/counts.json
+    {"v": 1, "hosts": {"claude-code": {"seen": 3, "captured": 2, "refused.no_prompt": 1}}}
 
 Small numbers for `status` ("turns seen, turns captured, refused by reason"), not accounts: every change is made under a
-lock and renamed into place, so a reader sees a whole file and a killed process spoils nothing, but nothing is synced, and
-a count that cannot be written soon is dropped. Bounded: unknown names beyond `MAX_NAMES` per host go to "other".
+lock and renamed into place, so a reader sees a whole file and a killed process spoils nothing, but nothing is synced,
+and a count that cannot be written soon is dropped. Bounded: new names beyond `MAX_NAMES` per host go to "other".
 Standard library only.
 """
 
