@@ -1,0 +1,203 @@
+"""Check every setting and every part of this machine's memory, and say what to do about each fault.
+
+Nothing is changed, but for a file written and removed to try the journal's disk. Secrets are shown as set or not set.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+from rich.console import Console
+
+from memory_tasks import agent, settings, status
+from producer import errors, store
+
+__all__ = ["Check", "examine", "show"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One finding. `level`: ok, note (worth knowing), warn (works, but not as it should), fail (memory is lost or not kept up to date)."""
+
+    name: str
+    level: str
+    found: str
+    todo: str = ""
+
+
+def examine(environ: Mapping[str, str]) -> list[Check]:
+    """All checks, in the order in which an event travels."""
+    checks = [_python()]
+    try:
+        tree = settings.Settings.load(environ, make_secrets=False)
+    except errors.SettingsRefused as problem:
+        return [*checks, Check(name="settings", level="fail", found=str(problem), todo="set it and run doctor again")]
+    checks += _values(tree, environ)
+    for part in (_journal, _broker, _redis, _store, _agent, _worker):
+        checks += part(tree)
+    return checks
+
+
+def _python() -> Check:
+    return Check(name="python", level="ok", found=f"{platform.python_version()} ({sys.executable})")
+
+
+def _values(tree: settings.Settings, environ: Mapping[str, str]) -> Iterator[Check]:
+    for row in settings.table():
+        if not row.field:
+            continue
+        owner: Any = tree.producer if row.side == "host" else tree
+        value = getattr(owner, row.field)
+        origin = "environment" if environ.get(row.variable) else "default"
+        if row.secret:
+            shown = "set" if _revealed(value) else "not set"
+            if origin == "default" and _revealed(value):
+                origin = "state directory"
+        else:
+            shown = status.without_secrets(str(value)) if row.unit == "URL" else str(value)
+        yield Check(name=row.variable, level="ok", found=f"{shown} ({origin})")
+    for name in tree.unknown:
+        yield Check(name=name, level="warn", found="nothing reads this variable", todo="check the spelling against the README's table")
+    if tree.tenants_file is None and not tree.producer.local:
+        yield Check(name="tenants", level="note", found="one key for everyone", todo="name MEMORY_TENANTS_FILE on workers to tell hosts apart")
+
+
+def _revealed(value: Any) -> str:
+    return value.get_secret_value() if hasattr(value, "get_secret_value") else value
+
+
+def _journal(tree: settings.Settings) -> Iterator[Check]:
+    directory = tree.producer.journal_dir
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        probe = directory / f".doctor-{os.getpid()}"
+        descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.write(descriptor, b"x")
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+            probe.unlink()
+    except OSError as problem:
+        yield Check(
+            name="journal",
+            level="fail",
+            found=f"{directory} cannot be written and synced (errno {problem.errno}): nothing can be captured",
+            todo="make it writable for this user, on a local disk with room",
+        )
+        return
+    if directory.stat().st_mode & 0o077:
+        yield Check(name="journal mode", level="warn", found="others may read the journal", todo=f"chmod 700 {directory}")
+    report = status._journal(tree)  # noqa: SLF001 (the same report)
+    if "unreachable" in report:
+        yield Check(name="journal", level="fail", found=report["unreachable"], todo="see the runbook, 'The journal does not open'")
+        return
+    used = report.get("bytes", 0) / max(tree.producer.journal_max_bytes, 1)
+    level = "fail" if used > 0.95 else "warn" if used > 0.7 or report.get("damaged") else "ok"
+    yield Check(
+        name="journal",
+        level=level,
+        found=f"{report.get('pending', 0)} pending, {report.get('dead', 0)} dead, {used:.0%} of its budget, {report.get('damaged', 0)} damaged",
+        todo="" if level == "ok" else "start workers, or raise MEMORY_JOURNAL_MAX_BYTES; damaged bytes are in quarantine/",
+    )
+
+
+def _tried(name: str, todo: str, call: Callable[[], str]) -> Check:
+    try:
+        return Check(name=name, level="ok", found=call())
+    except (errors.IngestError, redis.RedisError, OSError, ValueError) as problem:
+        found = str(problem) if isinstance(problem, errors.IngestError) else type(problem).__name__
+        return Check(name=name, level="fail", found=found, todo=todo)
+
+
+def _broker(tree: settings.Settings) -> Iterator[Check]:
+    from kombu import Connection  # slow, and only doctor asks like this
+
+    def connect() -> str:
+        try:
+            with Connection(tree.producer.broker_url, connect_timeout=3, transport_options={"socket_timeout": 3, "socket_connect_timeout": 3}) as c:
+                c.ensure_connection(max_retries=1, timeout=5)
+        except Exception as problem:  # noqa: BLE001 (every transport has its own errors)
+            raise errors.BrokerUnavailable(type(problem).__name__) from None
+        return "answers"
+
+    yield _tried("broker", "start it (`memory-tasks up` starts the embedded one) or set MEMORY_BROKER_URL; meanwhile the journal keeps everything", connect)
+
+
+def _redis(tree: settings.Settings) -> Iterator[Check]:
+    client = status.redis_client(tree.producer.redis_url)
+    try:
+        yield _tried("redis", "start it or set MEMORY_REDIS_URL", lambda: f"version {client.info('server')['redis_version']}")  # type: ignore[index]
+        try:
+            policy = str(client.config_get("maxmemory-policy").get("maxmemory-policy", ""))  # type: ignore[union-attr]
+        except redis.RedisError:
+            return
+        if policy and policy != "noeviction":
+            yield Check(
+                name="redis eviction",
+                level="fail",
+                found=f"maxmemory-policy is {policy}: queued messages can vanish, workers refuse to start",
+                todo="CONFIG SET maxmemory-policy noeviction, and in its configuration file",
+            )
+    finally:
+        client.close()
+
+
+def _store(tree: settings.Settings) -> Iterator[Check]:
+    def ask() -> str:
+        backend = store.open_store(tree.producer.store_url, token=tree.producer.store_token, timeout_s=5.0)
+        try:
+            backend.ping()
+            can = backend.capabilities()
+        finally:
+            backend.close()
+        words = [word for word, has in (("keyword", can.keyword_search), ("vector", can.vector_search), ("embeds", can.embeds)) if has]
+        return f"{can.name} answers; search: {', '.join(words) or 'bounded find, ranked here'}"
+
+    yield _tried("store", "check MEMORY_STORE_URL and MEMORY_STORE_TOKEN; meanwhile journal and queue keep everything", ask)
+
+
+def _agent(tree: settings.Settings) -> Iterator[Check]:
+    socket = tree.producer.agent_socket
+    try:
+        agent.client(socket, timeout_s=2.0).status()
+        yield Check(name="agent", level="ok", found=f"answers on {socket}")
+    except (OSError, errors.IngestError):
+        yield Check(
+            name="agent",
+            level="fail",
+            found=f"does not answer on {socket}: one-shot hooks capture, but nothing is delivered and nothing recalled",
+            todo="run `memory-tasks agent` (or `up`) as a service",
+        )
+
+
+def _worker(tree: settings.Settings) -> Iterator[Check]:
+    from memory_tasks import app as celery_app  # Celery: slow, and only doctor asks like this
+
+    try:
+        names = celery_app.worker_names(tree, timeout_s=2.0)
+    except errors.IngestError as problem:
+        yield Check(name="workers", level="fail", found=str(problem), todo="see broker")
+        return
+    if names:
+        yield Check(name="workers", level="ok", found=", ".join(sorted(names)))
+    else:
+        yield Check(name="workers", level="fail", found="none answers: events wait in journal and queue", todo="run `memory-tasks worker`")
+
+
+def show(checks: list[Check], console: Console) -> None:
+    """The findings, worst last, so that they stand above the prompt."""
+    colour = {"ok": "green", "note": "cyan", "warn": "yellow", "fail": "red"}
+    for check in sorted(checks, key=lambda c: list(colour).index(c.level)):
+        console.print(f"[{colour[check.level]}]{check.level:<4}[/] {check.name}: ", end="")
+        console.print(check.found, markup=False)
+        if check.todo:
+            console.print(f"     → {check.todo}", markup=False)
+
+

@@ -1,0 +1,129 @@
+"""Where every event is: journal, queues, counts, dead letters, agent. Gathered read-only, each part within a bound.
+
+A part that does not answer is reported as such and never hides the others: the journal is on disk and always told.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import logging
+import sys
+import time
+import urllib.parse
+from typing import Any
+
+import redis
+from rich.console import Console
+from rich.table import Table
+
+from memory_tasks import agent, counts, dead_letters
+from memory_tasks.settings import Settings
+from producer import counts as turn_counts
+from producer import errors, message
+from producer.journal import Journal
+
+__all__ = ["gather", "has_module", "log_to_stderr", "redis_client", "show", "without_secrets"]
+
+_REDIS_TIMEOUT_S = 2.0
+
+
+def has_module(name: str) -> bool:
+    """Whether an optional package is installed, without importing it."""
+    return importlib.util.find_spec(name) is not None
+
+
+def log_to_stderr(level: str = "INFO") -> None:
+    logging.basicConfig(level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+
+
+def without_secrets(url: str) -> str:
+    """A URL fit for a terminal: password and query left out."""
+    parts = urllib.parse.urlsplit(url)
+    if "@" not in parts.netloc:
+        return url.partition("?")[0]
+    user, _, host = parts.netloc.rpartition("@")
+    return f"{parts.scheme}://{user.partition(':')[0]}:***@{host}{parts.path}"
+
+
+def redis_client(url: str) -> redis.Redis:
+    return redis.Redis.from_url(url, socket_timeout=_REDIS_TIMEOUT_S, socket_connect_timeout=_REDIS_TIMEOUT_S)
+
+
+def gather(settings: Settings) -> dict[str, Any]:
+    """One JSON-able report. Keys are stable; a part that does not answer is {"unreachable": reason}."""
+    producer = settings.producer
+    return {
+        "journal": _journal(settings),
+        "turns": turn_counts.read(producer.journal_dir),
+        "redis": _redis(settings),
+        "agent": _agent(settings),
+        "store": without_secrets(producer.store_url),
+    }
+
+
+def _journal(settings: Settings) -> dict[str, Any]:
+    producer = settings.producer
+    if not producer.journal_dir.is_dir():
+        return {"path": str(producer.journal_dir), "pending": 0, "missing": True}
+    try:
+        with Journal.open(
+            producer.journal_dir,
+            max_bytes=producer.journal_max_bytes,
+            reserve_bytes=producer.journal_reserve_bytes,
+            segment_max_bytes=producer.segment_max_bytes,
+        ) as journal:
+            return {"path": str(producer.journal_dir), "journalId": journal.journal_id, **dataclasses.asdict(journal.status())}
+    except errors.IngestError as problem:
+        return {"path": str(producer.journal_dir), "unreachable": str(problem)}
+
+
+def _redis(settings: Settings) -> dict[str, Any]:
+    producer = settings.producer
+    try:
+        client = redis_client(producer.redis_url)
+    except ValueError as problem:
+        return {"unreachable": f"the URL is not usable ({type(problem).__name__})"}
+    try:
+        counted = counts.read(client, producer.tenant)
+        last = counted.pop(counts.LAST_STORED, None)
+        report: dict[str, Any] = {
+            "counts": counted,
+            "refusedMessages": counts.read_refused(client),
+            "lastStoredAgoS": None if last is None else round(max(time.time() - last / 1000, 0), 1),
+            "deadLetters": dead_letters.total(client, producer.tenant),
+        }
+        if producer.broker_url.startswith("redis"):
+            report["queues"] = {name: int(client.llen(name)) for name in (message.QUEUE, message.BACKLOG_QUEUE)}
+            report["unacknowledged"] = int(client.hlen("memory:unacked"))
+        return report
+    except (errors.RedisUnavailable, redis.RedisError) as problem:
+        return {"unreachable": type(problem).__name__}
+    finally:
+        client.close()
+
+
+def _agent(settings: Settings) -> dict[str, Any]:
+    try:
+        return agent.client(settings.producer.agent_socket, timeout_s=_REDIS_TIMEOUT_S).status()
+    except (OSError, errors.IngestError) as problem:
+        return {"unreachable": type(problem).__name__}
+
+
+def show(report: dict[str, Any], console: Console) -> None:
+    """The report as tables for a terminal."""
+    for title, part in report.items():
+        table = Table(title=title, title_justify="left", title_style="bold", show_header=False)
+        for name, value in _flat(part):
+            table.add_row(name, str(value))
+        console.print(table)
+
+
+def _flat(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    if not isinstance(value, dict):
+        return [(prefix or "url", value)]
+    rows: list[tuple[str, Any]] = []
+    for name, inner in value.items():
+        label = f"{prefix}.{name}" if prefix else name
+        rows += _flat(inner, label) if isinstance(inner, dict) and inner else [(label, inner if inner != {} else "-")]
+    return rows
