@@ -22,22 +22,21 @@ __all__ = ["MAX_HOSTS", "MAX_NAMES", "add", "read"]
 MAX_HOSTS = 32
 MAX_NAMES = 64
 MAX_BYTES = 1 << 20
-_WAIT_S = 0.05
 _POLL_S = 0.002
 _FILE = "counts.json"
 
 Counts = dict[str, dict[str, int]]
 
 
-def add(directory: str | os.PathLike[str], host: str, changes: Mapping[str, int]) -> bool:
-    """Add to the counts of `host`; whether they were written. Waits at most 50 ms, raises nothing."""
+def add(directory: str | os.PathLike[str], host: str, changes: Mapping[str, int], *, wait_s: float = 0.05) -> bool:
+    """Add to the counts of `host`; whether they were written. Waits `wait_s` at most, raises nothing."""
     folder = os.fspath(directory)
     try:
         descriptor = os.open(f"{folder}/counts.lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError:
         return False
     try:
-        if not _locked(descriptor):
+        if not _locked(descriptor, wait_s):
             return False
         counts = read(folder)
         known = counts.get(host)
@@ -78,9 +77,9 @@ def read(directory: str | os.PathLike[str]) -> Counts:
         return {}
 
 
-def _locked(descriptor: int) -> bool:
+def _locked(descriptor: int, wait_s: float) -> bool:
     """A frozen process may hold it: not waited for."""
-    deadline = time.monotonic() + _WAIT_S
+    deadline = time.monotonic() + wait_s
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

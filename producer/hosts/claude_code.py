@@ -23,10 +23,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from producer import capture, counts, errors, identity, keys
+from producer import capture, counts, errors, identity, keys, refusals
 from producer.hosts import claude_transcript, hook, hook_config
 from producer.hosts.hook_config import HookConfig
-from producer.journal import Journal, prompts
+from producer.journal import Journal, prompts, segments
 from producer.scope import Scope
 
 __all__ = ["BUDGET_S", "EVENTS", "HOST", "command", "main", "respond"]
@@ -175,18 +175,8 @@ def _after_turn(given: hook.Input, config: HookConfig) -> None:
             max_units=config.max_turn_units,
         )
         _append(captured.event, config)
-    except errors.ScopeRefused as problem:
-        raise _Refused(problem.reason) from problem
     except errors.IngestError as problem:
-        raise _Refused(_REASONS.get(type(problem), "invalid")) from problem
-
-
-_REASONS: dict[type[errors.IngestError], str] = {
-    errors.ContractViolation: "invalid",
-    errors.JournalFull: "journal_full",
-    errors.JournalFailed: "journal_failed",
-    errors.SyncUnknown: "sync_unknown",
-}
+        raise _Refused(refusals.of(problem).reason) from problem
 
 
 def _append(event: Mapping[str, Any], config: HookConfig) -> None:
@@ -212,8 +202,7 @@ def _answered_at(timestamp: str | None) -> str:
             return identity.normal_time(timestamp)
         except errors.ContractViolation:
             pass
-    now = time.time()
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now * 1000) % 1000:03}Z"
+    return segments.iso_of_ms(int(time.time() * 1000))
 
 
 def _named(given: hook.Input, name: str) -> str:

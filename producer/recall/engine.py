@@ -22,11 +22,11 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from producer import errors
 from producer.convergence.content import EPISODE, FACT, ID, TEXT
+from producer.journal import segments
 from producer.recall import merging, ranking
 from producer.recall import where as recall_where
 from producer.recall.breaker import Breaker
@@ -78,12 +78,12 @@ class Recalled:
 
 
 class Recall:
-    """Recall of one store, for any scope. Threads and forked children may share it. `close` ends its threads; the
-    store and the cache stay the caller's."""
+    """Recall of one store, for any scope. Threads may share it. `close` ends its threads; store and cache stay the
+    caller's. A `store` that is callable is opened by the first search, on its thread: some take long to import."""
 
     def __init__(
         self,
-        store: Store,
+        store: Store | Callable[[], Store],
         recent: RecentWrites | None = None,
         *,
         embedder: Embedder | None = None,
@@ -91,9 +91,9 @@ class Recall:
         deadline_ms: float = 300,
         limit: int = 6,
         max_chars: int = 8000,
-        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._store = store
+        self._opened = _Once(store if callable(store) else lambda: store)
         self._recent = recent
         self._embedder = embedder
         self._tail = tail
@@ -201,7 +201,7 @@ class Recall:
             scope=scope,
             session=session,
             query=asked,
-            now=_written(self._clock()),
+            now=segments.iso_of_ms(int(self._clock() * 1000)),
             limit=limit,
             max_chars=self._max_chars,
             skip_ids=skip_ids,
@@ -215,6 +215,11 @@ class Recall:
         )
 
     # -- the store ----------------------------------------------------------------------------------------------------
+
+    @property
+    def _store(self) -> Store:
+        store: Store = self._opened.value
+        return store
 
     def _search_job(
         self, scope: Scope, label: str, where: Mapping[str, Any], query: str, vector: _Once, limit: int, in_time: float
@@ -344,7 +349,3 @@ def _of_bodies(bodies: Sequence[Mapping[str, Any]]) -> tuple[list[Record], list[
         elif isinstance(order := body.get("order"), Mapping):
             orders.append(order)
     return records, orders
-
-
-def _written(moment: datetime) -> str:
-    return moment.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{moment.microsecond // 1000:03}Z"
