@@ -67,7 +67,7 @@ class Server:
         self._requests: deque[Logged] = deque(maxlen=_LOG_LIMIT)
         self._late: list[threading.Thread] = []
         self._authorization = f"Bearer {token}"
-        self._store = sqlite.SqliteStore(data)
+        self._store = sqlite.SqliteStore(data, clock=clock)
         project = Project(self._store)
         self._indexes = Indexes(
             project, embeds=embeds and profile != "direct", embed_delay_s=embed_delay_s, clock=clock

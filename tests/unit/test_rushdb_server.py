@@ -160,6 +160,9 @@ def test_a_doubled_upsert_makes_another_record_although_one_exists(server: Runni
     assert [row["eventId"] for row in asking.find()] == ["e1", "e1"]
     asking.upsert("e1", seen=True)
     assert [row["seen"] for row in asking.find()] == [True, True], "an upsert updates all that match"
+    server.fail("double", count=1)
+    asking.upsert_one("e2")
+    assert len(asking.find({"eventId": "e2"})) == 2
 
 
 @pytest.mark.parametrize(("kind", "written"), [("reset", 0), ("reset_after", 1)])
@@ -430,6 +433,7 @@ def test_a_managed_index_sleeps_through_batches_until_one_single_upsert_wakes_it
         asking.upsert_one("single", scope="mine")
         assert found() == {"first"}
         now += 31
+        asking.upsert("after the run", scope="mine")
         assert found() == {"first", "batched", "single"}
 
 
