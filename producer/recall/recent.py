@@ -70,13 +70,17 @@ def connect(url: str, *, timeout_s: float) -> Any:
     from redis.backoff import NoBackoff
     from redis.retry import Retry
 
-    return redis.Redis.from_url(
-        url,
-        socket_timeout=timeout_s,
-        socket_connect_timeout=timeout_s,
-        retry=Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
-        max_connections=32,
-    )
+    from producer import broker
+
+    options: dict[str, Any] = {
+        "socket_timeout": timeout_s,
+        "retry": Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
+        "max_connections": 32,
+    }
+    form = broker.redis_url_of(url)
+    if not form.startswith("unix://"):
+        options["socket_connect_timeout"] = timeout_s
+    return redis.Redis.from_url(form, **options)
 
 
 class RecentWrites:

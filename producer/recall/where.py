@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from producer import keys
+from producer import capture, keys
+from producer import scope as scopes
 from producer.scope import Scope
 
 __all__ = ["Session", "copies_of", "episodes", "facts", "in_scope"]
@@ -22,6 +23,18 @@ class Session:
 
     runtime: str
     external_session_id: str
+
+    @classmethod
+    def named(cls, runtime: str, session_id: str) -> Session:
+        """The session with its id as events carry it. Raises `errors.ScopeRefused` when it names no conversation."""
+        # The one definition of that form is capture's; it has no name of its own there.
+        return cls(runtime=runtime, external_session_id=capture._id(scopes.clean_session_id(session_id)))
+
+    def key(self, scope: Scope) -> str:
+        """sessionKey."""
+        return keys.session_key(
+            runtime=self.runtime, external_session_id=self.external_session_id, scope=scope.fields()
+        )
 
 
 def episodes(scope: Scope, session: Session | None) -> dict[str, Any]:
@@ -36,10 +49,7 @@ def facts(scope: Scope, session: Session | None) -> dict[str, Any]:
     """Active facts of this scope. `$ne` skips records that lack the field, and a fact may have no session."""
     where = {**scope.fields(), "active": True}
     if session is not None:
-        key = keys.session_key(
-            runtime=session.runtime, external_session_id=session.external_session_id, scope=scope.fields()
-        )
-        where["$or"] = [{"sessionKey": {"$exists": False}}, {"sessionKey": {"$ne": key}}]
+        where["$or"] = [{"sessionKey": {"$exists": False}}, {"sessionKey": {"$ne": session.key(scope)}}]
     return where
 
 
