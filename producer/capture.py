@@ -38,8 +38,8 @@ __all__ = [
 MAX_UNITS = 6000
 MAX_NAME_UNITS = 512  # kind, subjectKey, provenance, originClass: names, not texts
 MAX_TURN_INDEX = 2**53 - 1
-_GIANT = 1 << 16  # characters looked at; a text is cut there first, so that a giant one costs bounded time
-_SEAM = 1 << 13  # and what stands this close to that cut is dropped: the cut may have split a secret
+_GIANT = 1 << 16  # characters looked at; a text is cut there first, so that a giant one costs bounded time,
+_SEAM = 1 << 13  # at a space no further back than this, or that far: a cut within a word could split a secret
 
 _CHOICES = {
     "runtime": scopes.RUNTIMES,
@@ -75,10 +75,7 @@ def safe_text(text: str | bytes, *, max_units: int = MAX_UNITS) -> tuple[str, di
     What is kept between two hooks (a prompt waiting for its answer) is made by this, and made again it stays as it is.
     """
     cleaned = formatting.strip_recalled(clean_text(text)).strip(identity.JS_SPACE)
-    giant = max(_GIANT, 8 * max_units)
-    redacted, counts = redaction.redact(cleaned[:giant])
-    if len(cleaned) > giant:
-        redacted = redacted[:-_SEAM] + identity.ELLIPSIS
+    redacted, counts = redaction.redact(_head(cleaned, max(_GIANT, 8 * max_units)))
     return _bounded(redacted, max_units), counts
 
 
@@ -327,6 +324,14 @@ def _time(field: str, text: str) -> str:
         return identity.normal_time(text)
     except errors.ContractViolation as problem:
         raise errors.ContractViolation(problem.reason, field=field) from None
+
+
+def _head(text: str, length: int) -> str:
+    """At most this many characters of the text, cut where no secret can be split."""
+    if len(text) <= length:
+        return text
+    space = max(text.rfind(" ", length - _SEAM, length), text.rfind("\n", length - _SEAM, length))
+    return text[: space if space >= 0 else length - _SEAM] + identity.ELLIPSIS
 
 
 def _bounded(text: str, max_units: int) -> str:

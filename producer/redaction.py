@@ -66,7 +66,7 @@ _PLACEHOLDER = (
     r"|(?:null|none|nil|undefined|true|false|str|string|bytes|int|bool|any|optional|required|missing|redacted|empty|example)"
 )
 _REFERENCE = (
-    r"(?:self|this|os|process|env|environ|config|settings|args|options|opts|props|ctx|req|request|response|params)\b.*"
+    r"(?:self|this|os|process|env|environ|config|settings|args|options|opts|props|ctx|req|request|response|params)[.\[(].*"
     r"|[A-Za-z_][\w.]*[(\[].*|[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+|[A-Za-z_]\w*(?:\[.*\])?\|.*"
 )
 
@@ -108,13 +108,14 @@ def _assigned(found: re.Match[str], secret: str) -> bool:
     name = _whole_name(found)
     lowered = name.lower()
     is_password = any(word in lowered for word in ("passw", "pwd", "passphrase"))
-    if re.fullmatch(_PLACEHOLDER, secret.rstrip(")]};,.")):
+    secret = secret.rstrip(")]};,.…")  # what closes the code or the sentence around it
+    if len(secret) < 4 or re.fullmatch(_PLACEHOLDER, secret):
         return False
     if found["quote"]:
         if " " in secret:
             return "passphrase" in lowered or (is_password and _classes(secret) >= 3 and secret.count(" ") <= 2)
         return is_password or len(secret) >= 8
-    if re.fullmatch(_REFERENCE, secret.rstrip(")]};,.")) and not (name.isupper() and _classes(secret) >= 3):
+    if re.fullmatch(_REFERENCE, secret) and not (name.isupper() and _classes(secret) >= 3):
         return False
     if secret.lower() == lowered or (secret.isdigit() and not is_password):
         return False
