@@ -25,7 +25,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -251,14 +251,16 @@ class AgentMemory:
         scope: ScopeGiven | None = None,
         deadline_ms: float | None = None,
         limit: int | None = None,
-        skip_ids: frozenset[str] = frozenset(),
+        skip_ids: Collection[str] = (),
+        runtime: str | None = None,
     ) -> Recalled:
-        """The same as records, with what was missing. Raises nothing: `failures` of the answer says why it is empty."""
+        """The same as records, with what was missing. Raises nothing: `failures` of the answer says why it is empty.
+        `skip_ids` are left out, as if they were not there; `runtime` is that of the session, if not this host's."""
         from producer.recall.engine import Recalled
 
         try:
-            owner, runtime, _ = self._owner(scope)
-            session = None if session_id is None else Session.named(runtime, session_id)
+            owner, own_runtime, _ = self._owner(scope)
+            session = None if session_id is None else Session.named(runtime or own_runtime, session_id)
             budget_ms = self.config.recall_deadline_ms if deadline_ms is None else deadline_ms
             found = self._opened_recall(budget_ms).recall(
                 owner, query, session=session, deadline_ms=budget_ms, limit=limit, skip_ids=skip_ids
