@@ -216,7 +216,7 @@ def _copy_forward(journal: Journal, group: Sequence[_Sorted]) -> bool:
     fs, directory = journal.fs, journal.directory
     data = b"".join(one.kept for one in group)
     at_ms = min(segments.created_ms(one.segment.name) for one in group)
-    if journal.used_bytes() + len(data) > journal.max_bytes:
+    if journal.budget.used_bytes() + len(data) > journal.budget.max_bytes:
         return False
     draft = f"{directory}/compact.{os.urandom(4).hex()}.tmp"
     whole = segments.header(journal.journal_id, at_ms) + data + segments.footer(journal.now_ms())
@@ -226,12 +226,19 @@ def _copy_forward(journal: Journal, group: Sequence[_Sorted]) -> bool:
             fs.rename(draft, f"{directory}/{segments.segment_name(at_ms)}")
             fs.sync_directory(directory)
         except OSError as problem:
-            journal.remove_if_there(draft)
-            if problem.errno in NO_SPACE and journal.spend_reserve(len(whole)):
+            _remove_if_there(journal, draft)
+            if problem.errno in NO_SPACE and journal.budget.spend(len(whole)):
                 continue
             _log_failure("copy", problem)
             return False
         return True
+
+
+def _remove_if_there(journal: Journal, path: str) -> None:
+    try:
+        journal.fs.unlink(path)
+    except OSError:
+        pass
 
 
 def _log_failure(what: str, problem: OSError) -> None:

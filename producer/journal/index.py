@@ -54,6 +54,7 @@ class Entry:
         "deaths",
         "hash",
         "last",
+        "last_ms",
         "length",
         "number",
         "offset",
@@ -75,6 +76,7 @@ class Entry:
         self.sent_s = 0.0  # the same on our monotonic clock
         self.state: State | None = None  # None: no receipt yet
         self.last: Receipt | None = None  # the receipt that holds
+        self.last_ms = 0  # its stamp
         self.deaths = 0
         self._receipts: tuple[_Stamped, ...] = ()
 
@@ -113,7 +115,7 @@ class Entry:
         self.last, self.deaths = None, 0
         for one in self._receipts:
             if receipts.outranks(one.receipt, self.last):
-                self.last = one.receipt
+                self.last, self.last_ms = one.receipt, one.at_ms
             self.deaths = 0 if one.receipt.state is State.REPLAYED else max(self.deaths, one.receipt.deaths)
         self.state = self.last.state if self.last is not None else None
 
@@ -139,7 +141,7 @@ class SegmentView:
 
 
 class Changes(NamedTuple):
-    """What a poll found. Lines that are new or got a receipt may be terminal already."""
+    """What polls found. Lines that are new or got a receipt may be terminal already."""
 
     appeared: list[Entry]
     receipted: list[Entry]
@@ -162,7 +164,7 @@ class JournalStatus:
 
 
 class Index:
-    """Follow a journal. `poll` from time to time; entries are live objects."""
+    """Follow a journal. `poll` from time to time, then `take_changes`; entries are live objects."""
 
     def __init__(
         self,
@@ -181,8 +183,14 @@ class Index:
         self._numbers = 0
         self._without_line: set[bytes] = set()  # named by a `sent` or a receipt, and not seen
         self._orphans: set[bytes] = set()  # those of the last poll
+        self._changes = Changes([], [], [])
         self._read_once = False
         self._last_failed = False
+
+    @property
+    def damaged(self) -> int:
+        """Pieces found damaged."""
+        return len(self._damaged)
 
     @property
     def complete(self) -> bool:
@@ -194,21 +202,24 @@ class Index:
         self.poll(to_end=True)
         return self
 
-    def poll(self, *, to_end: bool = False) -> Changes:
+    def poll(self, *, to_end: bool = False) -> None:
         """Read what is new. An unreadable segment is counted and tried again next time, never fatal."""
-        changes = Changes([], [], [])
         self._last_failed = False
-        names = self._read_listed(changes, to_end)
+        names = self._read_listed(to_end)
         if any(name not in names for name in self.views):
             # Compaction copies before it removes: the copies stand in segments that a listing made now shows.
-            names = self._read_listed(changes, to_end)
+            names = self._read_listed(to_end)
             for name in [name for name in self.views if name not in names]:
-                self._lose(self.views.pop(name), changes)
+                self._lose_segment(self.views.pop(name))
         self._read_once = True
         self._drop_orphans()
-        return changes
 
-    def _read_listed(self, changes: Changes, to_end: bool) -> dict[str, int]:
+    def take_changes(self) -> Changes:
+        """What was found since the last call, by whichever poll."""
+        taken, self._changes = self._changes, Changes([], [], [])
+        return taken
+
+    def _read_listed(self, to_end: bool) -> dict[str, int]:
         try:
             names = self.journal.segment_names()
         except OSError:
@@ -222,7 +233,7 @@ class Index:
             view.size = size
             if size > view.offset and not view.unreadable:
                 try:
-                    self._read(view, changes, to_end or view.sealed)
+                    self._read(view, to_end or view.sealed)
                 except FileNotFoundError:
                     continue  # the next listing will not have it
                 except OSError:
@@ -230,7 +241,7 @@ class Index:
                     self._last_failed = True
         return names
 
-    def _read(self, view: SegmentView, changes: Changes, to_end: bool) -> None:
+    def _read(self, view: SegmentView, to_end: bool) -> None:
         fs = self.journal.fs
         descriptor = fs.open_to_read(f"{self.journal.directory}/{view.name}")
         reader = segments.Reader(fs, descriptor, offset=view.offset, sealed=view.sealed)
@@ -241,13 +252,13 @@ class Index:
                     if self._on_damage is not None:
                         self._on_damage(piece.raw)
                 else:
-                    self._take(view, piece.offset, piece.line, changes)
+                    self._take(view, piece.offset, piece.line)
         finally:
             # Lines taken before an error are not read again.
             view.offset, view.sealed, view.unreadable = reader.offset, reader.sealed, reader.unreadable
             fs.close(descriptor)
 
-    def _take(self, view: SegmentView, offset: int, line: lines.Line, changes: Changes) -> None:
+    def _take(self, view: SegmentView, offset: int, line: lines.Line) -> None:
         at_ms = segments.ms_of_iso(line.appended_at)
         if line.kind in ("event", "order"):
             entry = self._entry(bytes.fromhex(line.hash))
@@ -256,7 +267,7 @@ class Index:
             view.entries.append(entry)
             self._without_line.discard(entry.hash)
             if entry.copies == 1:
-                changes.appeared.append(entry)
+                self._changes.appeared.append(entry)
             return
         view.others += 1
         try:
@@ -266,7 +277,7 @@ class Index:
                     entry.sent_ms, entry.sent_s = at_ms, self._on_our_clock(at_ms)
                 return
             self.journal.saw_receipt(at_ms)
-            self._settle(entry, at_ms, receipts.of_body("", line.body), changes)
+            self._settle(entry, at_ms, receipts.of_body("", line.body))
         except (KeyError, TypeError, ValueError, errors.DamagedLine):
             self._damaged.add(quarantine.name_of(line.text.encode("ascii")))
 
@@ -275,19 +286,17 @@ class Index:
         age_s = (self.journal.now_ms() - at_ms) / 1000
         return self._monotonic() - min(max(age_s, 0.0), RECENTLY_SENT_S)
 
-    def _settle(self, entry: Entry, at_ms: int, receipt: Receipt, changes: Changes) -> None:
+    def _settle(self, entry: Entry, at_ms: int, receipt: Receipt) -> None:
         before = entry.last
         entry._add(at_ms, dataclasses.replace(receipt, line_hash="", id=""))
         if entry.last is not before:
-            changes.receipted.append(entry)
+            self._changes.receipted.append(entry)
 
-    def settle(self, receipt: Receipt) -> Entry | None:
-        """Apply a receipt that could not be journaled; lost with this process. None when its line is not here."""
+    def settle(self, receipt: Receipt) -> None:
+        """Apply a receipt that could not be journaled; it is lost with this process."""
         entry = self.entries.get(bytes.fromhex(receipt.line_hash))
-        if entry is None or not entry.copies:
-            return None
-        self._settle(entry, self.journal.now_ms(), receipt, Changes([], [], []))
-        return entry
+        if entry is not None and entry.copies:
+            self._settle(entry, self.journal.now_ms(), receipt)
 
     def _entry(self, hash_: bytes) -> Entry:
         entry = self.entries.get(hash_)
@@ -299,12 +308,14 @@ class Index:
             self._without_line.add(hash_)
         return entry
 
-    def _lose(self, view: SegmentView, changes: Changes) -> None:
+    def _lose_segment(self, view: SegmentView) -> None:
         """The segment was removed: its copies are gone."""
         for entry in view.entries:
             entry.copies -= 1
+            if entry.copies < 0:
+                continue  # lost before
             if entry.copies == 0:
-                changes.vanished.append(entry)
+                self._changes.vanished.append(entry)
                 self.entries.pop(entry.hash, None)
             elif entry.segment == view.name:
                 self._find_again(entry)
@@ -331,18 +342,27 @@ class Index:
         """The number of the entry noticed last."""
         return self._numbers
 
-    def read_line(self, entry: Entry) -> lines.Line | None:
-        """The line of an entry, read and checked again; None when its bytes are gone or damaged by now."""
+    def read_line(self, entry: Entry) -> lines.Line:
+        """The line of an entry, read and checked again.
+
+        Raises `OSError` (try again after the next poll) and `errors.DamagedLine` (`lose` it).
+        """
         fs = self.journal.fs
+        descriptor = fs.open_to_read(f"{self.journal.directory}/{entry.segment}")
         try:
-            descriptor = fs.open_to_read(f"{self.journal.directory}/{entry.segment}")
-            try:
-                line = lines.parse(fs.read(descriptor, entry.length, entry.offset))
-            finally:
-                fs.close(descriptor)
-        except (OSError, errors.DamagedLine):
-            return None
-        return line if bytes.fromhex(line.hash) == entry.hash else None
+            line = lines.parse(fs.read(descriptor, entry.length, entry.offset))
+        finally:
+            fs.close(descriptor)
+        if bytes.fromhex(line.hash) != entry.hash:
+            raise errors.DamagedLine("another line stands there")
+        return line
+
+    def lose(self, entry: Entry) -> None:
+        """Its bytes were damaged since they were read: nobody can deliver it. Counted; the entry is gone."""
+        self._damaged.add(f"{entry.hash.hex()[:32]}.lost")
+        self.entries.pop(entry.hash, None)
+        entry.copies = 0
+        self._changes.vanished.append(entry)
 
     def open_entries(self) -> Iterator[Entry]:
         return (entry for entry in self.entries.values() if entry.is_open)
@@ -360,7 +380,7 @@ class Index:
             oldest_pending_at=None if oldest is None else segments.iso_of_ms(oldest),
             segments=len(self.views),
             bytes=sum(view.size for view in self.views.values()) + sum(kept.values()),
-            max_bytes=self.journal.max_bytes,
+            max_bytes=self.journal.budget.max_bytes,
             damaged=len(self._damaged | set(kept)),
             quarantined_bytes=sum(kept.values()),
             unreadable_segments=sum(view.unreadable for view in self.views.values()),

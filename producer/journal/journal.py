@@ -6,7 +6,7 @@
       reserve                    preallocated bytes, given back to a full disk for orders, receipts and compaction
       quarantine/                damaged bytes, see producer.journal.quarantine
       prompts/                   see producer.journal.prompts
-      drainer.lock, drainer.beat see producer.dispatcher
+      drainer.lock               see producer.drainer
 
 Guarantees, each with a test of its name:
 
@@ -32,7 +32,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,22 +40,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from producer import errors, identity
 from producer.journal import line as lines
 from producer.journal import segments
+from producer.journal.budget import Budget
+from producer.journal.directory import open_directory
 from producer.journal.filesystem import NO_SPACE, REAL, FileSystem
+from producer.journal.groups import GroupWriter, Waiting
 
 if TYPE_CHECKING:
     from producer.journal.index import JournalStatus
     from producer.receipt import Receipt
 
-__all__ = ["QUARANTINE", "Journal", "Located"]
+__all__ = ["Journal", "Located"]
 
-QUARANTINE = "quarantine"
-RESERVE = "reserve"
-ID_FILE = "journal-id"
-
-_IDLE_S = 5.0  # the writing thread ends after so long without work
-_QUEUE_MAX_BYTES = 8 << 20  # waiting for a silent disk
-_USAGE_MAX_AGE_S = 0.25  # how old our knowledge of what other processes wrote may be
-_RESERVE_STEP = 256 << 10
 _CANDIDATES = 16  # segments of others tried before a new one is made
 
 _log = logging.getLogger(__name__)
@@ -69,30 +63,6 @@ class Located(NamedTuple):
     line: lines.Line
     segment: str
     offset: int
-
-
-class _Waiting:
-    """A line on its way to the disk, and what became of it."""
-
-    __slots__ = ("data", "is_event", "privileged", "problem")
-
-    def __init__(self, data: bytes, *, is_event: bool, privileged: bool) -> None:
-        self.data = data
-        self.is_event = is_event
-        self.privileged = privileged  # may use the reserve
-        self.problem: errors.IngestError | None = None
-
-
-class _Group:
-    """Lines that share one write and one sync."""
-
-    __slots__ = ("bytes", "done", "must_sync", "waiting")
-
-    def __init__(self) -> None:
-        self.waiting: list[_Waiting] = []
-        self.bytes = 0
-        self.must_sync = False
-        self.done = threading.Event()
 
 
 class Journal:
@@ -114,37 +84,25 @@ class Journal:
     ) -> None:
         self.directory = directory
         self.journal_id = journal_id
-        self.max_bytes = max_bytes
-        self.reserve_bytes = reserve_bytes
         self.segment_max_bytes = segment_max_bytes
         self.segment_max_age_s = segment_max_age_s
         self.sync_budget_s = sync_budget_s
         self.fs = fs
         self.full = 0  # lines refused for want of room
         self.failed = 0  # lines the disk refused
-        self.unknown = 0  # lines the disk did not answer for in time
         self.failed_syncs = 0
         self._clock = clock
-        self._monotonic = monotonic
-        self._listeners: list[Callable[[], None]] = []
         self._receipt_stamp_ms = 0
+        self.budget = Budget(fs, directory, max_bytes=max_bytes, reserve_bytes=reserve_bytes, monotonic=monotonic)
+        self._groups = GroupWriter(self._commit, budget_s=sync_budget_s, monotonic=monotonic)
         self._start_fresh()
         _journals.add(self)
 
     def _start_fresh(self) -> None:
         """The state that a forked child may not share with its parent."""
-        self._lock = threading.Lock()
-        self._work = threading.Condition(self._lock)
-        self._writing = threading.Lock()
-        self._group = _Group()
-        self._thread: threading.Thread | None = None
-        self._busy_since: float | None = None
-        self._closed = False
         self._current: segments.Segment | None = None
         self._passed_over: set[str] = set()  # segments seen sealed
         self._abandoned: set[str] = set()  # segments closed after a failure
-        self._usage = 0
-        self._usage_at: float | None = None
 
     # Opening and closing
 
@@ -167,11 +125,7 @@ class Journal:
         Cheap: no segment is read. Raises `errors.JournalFailed` when the directory cannot be made or read.
         """
         path = os.path.abspath(os.fspath(directory))  # noqa: PTH100
-        try:
-            made = _make_directories(fs, path)
-            journal_id = _journal_id(fs, path)
-        except OSError as problem:
-            raise errors.JournalFailed(f"the journal's directory cannot be opened (errno {problem.errno})") from problem
+        journal_id, made = open_directory(fs, path)
         journal = cls(
             path,
             journal_id=journal_id,
@@ -185,20 +139,13 @@ class Journal:
             monotonic=monotonic,
         )
         if made:
-            journal.fill_reserve()
+            journal.budget.refill()
         return journal
 
     def close(self) -> None:
         """Let queued lines reach the disk, for at most `sync_budget_s`. Later appends raise `errors.JournalFailed`."""
-        with self._lock:
-            self._closed = True
-            self._work.notify_all()
-            thread = self._thread
-        if thread is not None:
-            thread.join(self.sync_budget_s)
-            if thread.is_alive():
-                return  # it holds the segment; the process's end closes both
-        self._drop_current()
+        if self._groups.close():
+            self._drop_current()  # else the stuck thread has it, and the end of the process closes it
 
     def __enter__(self) -> Journal:
         return self
@@ -208,7 +155,10 @@ class Journal:
 
     def add_listener(self, listener: Callable[[], None]) -> None:
         """Call it, on the writing thread, after lines were written: it may only wake somebody."""
-        self._listeners.append(listener)
+        self._groups.add_listener(listener)
+
+    def remove_listener(self, listener: Callable[[], None]) -> None:
+        self._groups.remove_listener(listener)
 
     # Appending
 
@@ -239,7 +189,7 @@ class Journal:
         """
         id_ = hashlib.sha256(identity.canonical_json(dict(order)).encode("utf-8", "surrogatepass")).hexdigest()
         line = self._line("order", id_, {"order": dict(order)})
-        self._append([line], privileged=True)
+        self._append([line], is_privileged=True)
         return line
 
     def append_sent(self, sent: Iterable[lines.Line]) -> None:
@@ -255,7 +205,7 @@ class Journal:
         for receipt in receipts:
             self._receipt_stamp_ms = max(self._receipt_stamp_ms + 1, self.now_ms())
             made.append(self._line("receipt", receipt.id, receipt.body(), at_ms=self._receipt_stamp_ms))
-        self._append(made, privileged=True)
+        self._append(made, is_privileged=True)
 
     def now_ms(self) -> int:
         return int(self._clock() * 1000)
@@ -270,99 +220,51 @@ class Journal:
         return lines.Line(kind=kind, id=id_, appended_at=appended_at, body=body, text=text)
 
     def _append(
-        self, made: Sequence[lines.Line], *, is_event: bool = False, privileged: bool = False, must_sync: bool = True
+        self, made: Sequence[lines.Line], *, is_event: bool = False, is_privileged: bool = False, must_sync: bool = True
     ) -> None:
         if not made:
             return
         data = "".join(f"{line.text}\n" for line in made).encode("ascii")
-        waiting = _Waiting(data, is_event=is_event, privileged=privileged)
-        with self._lock:
-            if self._closed:
-                raise errors.JournalFailed("the journal is closed")
-            group = self._group
-            if group.waiting and group.bytes + len(data) > _QUEUE_MAX_BYTES:
-                self.failed += 1
-                raise errors.JournalFailed("the disk does not answer, and what waits for it has reached its bound")
-            group.waiting.append(waiting)
-            group.bytes += len(data)
-            group.must_sync |= must_sync
-            silent = self._busy_since is not None and self._monotonic() - self._busy_since > self.sync_budget_s
-            has_thread = self._thread is not None or self._start_thread()
-            self._work.notify()
-        if not has_thread:
-            self._write_groups(until_idle=True)
-        if not group.done.wait(0 if silent else self.sync_budget_s):
-            self.unknown += 1
-            raise errors.SyncUnknown(f"the disk did not answer within {self.sync_budget_s} s")
-        if waiting.problem is not None:
-            raise waiting.problem
+        self._groups.write(Waiting(data, is_event=is_event, is_privileged=is_privileged), must_sync=must_sync)
 
-    # The writing thread
+    # Writing, on the thread of the group writer
 
-    def _start_thread(self) -> bool:
-        """False when the interpreter is shutting down (or the system has no thread left): the caller writes itself."""
-        thread = threading.Thread(target=self._write_groups, name="memory-journal", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:
-            return False
-        self._thread = thread
-        return True
-
-    def _write_groups(self, *, until_idle: bool = False) -> None:
-        while group := self._next_group(until_idle=until_idle):
-            with self._writing:
-                try:
-                    self._commit(group)
-                except Exception as problem:  # noqa: BLE001
-                    # The edge of this thread: whoever waits must get an answer, and the next group its chance.
-                    _log.error(
-                        "a journal write failed unexpectedly (%s); its lines are refused",
-                        type(problem).__name__,
-                        extra={"action": "journal_write_failed"},
-                    )
-                    for waiting in group.waiting:
-                        self._refuse_failed(waiting, problem)
-                    self._drop_current()
-            with self._lock:
-                self._busy_since = None
-            group.done.set()
-            for listener in self._listeners:
-                listener()
-
-    def _next_group(self, *, until_idle: bool) -> _Group | None:
-        """What waits now; None when this thread should end."""
-        with self._lock:
-            while not self._group.waiting:
-                if until_idle:
-                    return None
-                if self._closed or not (self._work.wait(_IDLE_S) or self._group.waiting):
-                    self._thread = None
-                    return None
-            group, self._group = self._group, _Group()
-            self._busy_since = self._monotonic()
-            return group
-
-    def _commit(self, group: _Group) -> None:
+    def _commit(self, waiting: Sequence[Waiting], must_sync: bool) -> None:
         """Make a group durable, or give each of its lines its problem."""
-        waiting = self._within_budget(group.waiting)
-        for must_be_new in (False, True):
-            if not waiting:
-                return
+        try:
+            self._commit_or_refuse(waiting, must_sync)
+        except OSError as problem:
+            self._refuse(waiting, problem)
+        except Exception as problem:  # noqa: BLE001
+            # The edge of the writing thread: whoever waits must get an answer, and the next group its chance.
+            _log.error(
+                "a journal write failed unexpectedly (%s); its lines are refused",
+                type(problem).__name__,
+                extra={"action": "journal_write_failed"},
+            )
+            self._refuse(waiting, problem)
+            self._drop_current()
+
+    def _commit_or_refuse(self, waiting: Sequence[Waiting], must_sync: bool) -> None:
+        fitting = self.budget.admit(waiting)
+        self._refuse_full([one for one in waiting if one not in fitting])
+        if not fitting:
+            return
+        try:
             try:
-                self._write(waiting, must_be_new=must_be_new, must_sync=group.must_sync)
+                self._write(fitting, must_be_new=False, must_sync=must_sync)
             except OSError as problem:
                 if problem.errno in NO_SPACE:
-                    waiting = self._refuse_full([w for w in waiting if not w.privileged], waiting)
-                    self._write_from_reserve(waiting, must_sync=group.must_sync)
-                    return
-                if must_be_new:
-                    for one in waiting:
-                        self._refuse_failed(one, problem)
-            else:
-                return
+                    raise
+                self._write(fitting, must_be_new=True, must_sync=must_sync)
+        except OSError as problem:
+            if problem.errno not in NO_SPACE:
+                raise
+            privileged = [one for one in fitting if one.is_privileged]
+            self._refuse_full([one for one in fitting if not one.is_privileged])
+            self._write_from_reserve(privileged, must_sync=must_sync)
 
-    def _write(self, waiting: Sequence[_Waiting], *, must_be_new: bool, must_sync: bool) -> None:
+    def _write(self, waiting: Sequence[Waiting], *, must_be_new: bool, must_sync: bool) -> None:
         data = b"".join(w.data for w in waiting)
         segment = self._take(len(data), must_be_new=must_be_new)
         is_ours_alone = segment.empty
@@ -373,7 +275,6 @@ class Journal:
                 if problem.errno not in NO_SPACE:
                     self._abandon(segment, remove=is_ours_alone)
                 raise
-            self._usage += len(data)
             if must_sync:
                 try:
                     segment.sync()
@@ -385,35 +286,34 @@ class Journal:
             if not segment.closed:
                 segment.let_go()
 
-    def _write_from_reserve(self, waiting: Sequence[_Waiting], *, must_sync: bool) -> None:
-        """What may use the reserve, on a full disk: free a part of it, try, until it is spent."""
+    def _write_from_reserve(self, waiting: Sequence[Waiting], *, must_sync: bool) -> None:
+        """On a full disk: free a part of the reserve, try, until it is spent."""
         while waiting:
-            if not self.spend_reserve(sum(len(w.data) for w in waiting)):
-                self._refuse_full(waiting, waiting)
+            if not self.budget.spend(sum(len(one.data) for one in waiting)):
+                self._refuse_full(waiting)
                 return
             try:
-                # A new one: the failed sync of a delayed allocation may not be tried again on the same file.
+                # In a new one: a sync that found no room may not be tried again on the same file.
                 self._write(waiting, must_be_new=True, must_sync=must_sync)
             except OSError as problem:
                 if problem.errno not in NO_SPACE:
-                    for one in waiting:
-                        self._refuse_failed(one, problem)
-                    return
+                    raise
             else:
                 return
 
-    def _refuse_full(self, refused: Sequence[_Waiting], waiting: Sequence[_Waiting]) -> list[_Waiting]:
-        """Those of `waiting` that are left."""
+    def _refuse_full(self, refused: Sequence[Waiting]) -> None:
+        self.full += len(refused)
         for one in refused:
-            self.full += 1
             one.problem = errors.JournalFull("no room is left in the journal's budget or on its disk")
-        return [one for one in waiting if one.problem is None]
 
-    def _refuse_failed(self, one: _Waiting, cause: Exception) -> None:
-        self.failed += 1
-        code = f" (errno {cause.errno})" if isinstance(cause, OSError) else ""
-        one.problem = errors.JournalFailed(f"the disk refused to write or sync{code}")
-        one.problem.__cause__ = cause
+    def _refuse(self, refused: Sequence[Waiting], cause: Exception) -> None:
+        """Those that have no answer yet."""
+        for one in refused:
+            if one.problem is None:
+                self.failed += 1
+                code = f" (errno {cause.errno})" if isinstance(cause, OSError) else ""
+                one.problem = errors.JournalFailed(f"the disk refused to write or sync{code}")
+                one.problem.__cause__ = cause
 
     # Segments
 
@@ -430,12 +330,12 @@ class Journal:
             if self._current is not None:
                 return self._current
         self._drop_current()
-        made = segments.Segment.create(self.fs, self.directory, journal_id=self.journal_id, at_ms=self.now_ms())
-        if not made.hold():  # somebody took it between its making and its locking
-            made.close()
+        self._current = segments.Segment.create(
+            self.fs, self.directory, journal_id=self.journal_id, at_ms=self.now_ms()
+        )
+        if not self._current.hold():  # somebody took it between its making and its locking
             return self._take(length, must_be_new=must_be_new)
-        self._current = made
-        return made
+        return self._current
 
     def _has_room(self, segment: segments.Segment, length: int) -> bool:
         return segment.empty or (segment.size + length <= self.segment_max_bytes and not self.is_old(segment.name))
@@ -458,7 +358,7 @@ class Journal:
         for name in sorted(found, reverse=True)[:_CANDIDATES]:
             try:
                 segment = segments.Segment.open(self.fs, self.directory, name, journal_id=self.journal_id)
-            except FileNotFoundError:
+            except OSError:
                 continue
             taken = False
             try:
@@ -510,101 +410,6 @@ class Journal:
             self._passed_over.clear()  # most of them are gone by now; a sealed one tells so again
         self._passed_over.add(name)
 
-    # Budget
-
-    def _within_budget(self, waiting: Sequence[_Waiting]) -> list[_Waiting]:
-        """Those that fit; the others get `errors.JournalFull`."""
-        limit = max(0, self.max_bytes - self.reserve_bytes)
-        for_events = limit - min(limit // 16, 1 << 20)  # the rest is left to `sent`
-        coming = sum(len(w.data) for w in waiting)
-        usage = self._measure(limit=for_events, coming=coming)
-        fitting = []
-        for one in waiting:
-            allowed = self.max_bytes if one.privileged else for_events if one.is_event else limit
-            if usage + len(one.data) > allowed:
-                self._refuse_full([one], [])
-            else:
-                usage += len(one.data)
-                fitting.append(one)
-        if usage > limit:
-            self._shrink_reserve(self.max_bytes - usage)  # segments and reserve together stay within the budget
-        return fitting
-
-    def _measure(self, *, limit: int, coming: int) -> int:
-        """Bytes of all segments and of the quarantine. Near the limit it is measured anew every time."""
-        now = self._monotonic()
-        near = self._usage + coming > limit - limit // 8
-        if near or self._usage_at is None or now - self._usage_at > _USAGE_MAX_AGE_S:
-            self._usage = self.used_bytes()
-            self._usage_at = now
-        return self._usage
-
-    def used_bytes(self) -> int:
-        """Bytes of all segments and of the quarantine, now."""
-        used = sum(
-            size for name, size in self.fs.listing(self.directory) if segments.is_segment(name) or name.endswith(".tmp")
-        )
-        try:
-            return used + sum(size for _, size in self.fs.listing(f"{self.directory}/{QUARANTINE}"))
-        except FileNotFoundError:
-            return used
-
-    def fill_reserve(self) -> bool:
-        """Whether the reserve is as long as the budget lets it be. The drainer calls it while there is room."""
-        path = f"{self.directory}/{RESERVE}"
-        draft = f"{path}.{os.urandom(4).hex()}.tmp"
-        try:
-            length = min(self.reserve_bytes, self.max_bytes - self.used_bytes())
-            if dict(self.fs.listing(self.directory)).get(RESERVE, 0) >= length:
-                return True
-            if self.fs.free_bytes(self.directory) < 2 * length:
-                return False
-            descriptor = self.fs.create(draft)
-        except OSError:
-            return False
-        try:
-            self.fs.allocate(descriptor, length)
-            self.fs.rename(draft, path)
-        except OSError:
-            self.remove_if_there(draft)
-            return False
-        finally:
-            self.fs.close(descriptor)
-        return True
-
-    def spend_reserve(self, needed: int) -> bool:
-        """Whether a part of the reserve was given back to the disk; False when it is spent."""
-        length = self._reserve_length()
-        return length > 0 and self._shrink_reserve(max(0, length - max(2 * needed, _RESERVE_STEP)))
-
-    def _reserve_length(self) -> int:
-        try:
-            return dict(self.fs.listing(self.directory)).get(RESERVE, 0)
-        except OSError:
-            return 0
-
-    def _shrink_reserve(self, length: int) -> bool:
-        """Whether it was longer and is now as short as this."""
-        try:
-            descriptor = self.fs.open(f"{self.directory}/{RESERVE}")
-        except OSError:
-            return False
-        try:
-            if self.fs.size_and_links(descriptor)[0] <= length:
-                return False
-            self.fs.truncate(descriptor, length)
-        except OSError:
-            return False
-        finally:
-            self.fs.close(descriptor)
-        return True
-
-    def remove_if_there(self, path: str) -> None:
-        try:
-            self.fs.unlink(path)
-        except OSError:
-            pass
-
     # Reading
 
     def segment_names(self) -> dict[str, int]:
@@ -649,73 +454,11 @@ class Journal:
         return Index(self).read_all().status()
 
     def _after_fork_in_child(self) -> None:
-        current, closed = self._current, self._closed
+        current = self._current
+        self._groups.start_fresh()
         self._start_fresh()
-        self._closed = closed
         if current is not None:
             current.close()  # not unlocked: the lock is the parent's
-
-
-def _make_directories(fs: FileSystem, path: str) -> bool:
-    """Whether the journal's directory was made now; what was made is durable before anything is put into it."""
-    missing = []
-    parent = path
-    while not fs.is_directory(parent):
-        missing.append(parent)
-        parent = os.path.dirname(parent)  # noqa: PTH120
-    for one in reversed(missing):
-        fs.make_directory(one)
-        fs.sync_directory(os.path.dirname(one))  # noqa: PTH120
-    if not missing:
-        fs.make_directory(path)
-    return bool(missing)
-
-
-def _journal_id(fs: FileSystem, directory: str) -> str:
-    """The id of this journal; made when it is missing or damaged. Processes that start at once agree on one."""
-    path = f"{directory}/{ID_FILE}"
-    found = _read_id(fs, path)
-    if found:
-        return found
-    # The directory's own name is durable before its id exists: whoever finds an id need not think about it.
-    try:
-        fs.sync_directory(os.path.dirname(directory))  # noqa: PTH120
-    except PermissionError:
-        pass  # a parent that only others may read was made by them, long ago
-    draft = f"{path}.{os.urandom(4).hex()}.tmp"
-    descriptor = fs.create(draft)
-    try:
-        fs.write(descriptor, os.urandom(16).hex().encode("ascii") + b"\n")
-        fs.sync(descriptor)
-    finally:
-        fs.close(descriptor)
-    try:
-        if found is None:
-            fs.link(draft, path)
-        else:
-            fs.rename(draft, path)
-    except FileExistsError:
-        pass
-    if found is None:
-        fs.unlink(draft)
-    fs.sync_directory(directory)
-    made = _read_id(fs, path)
-    if not made:
-        raise errors.JournalFailed("the journal's id cannot be written")
-    return made
-
-
-def _read_id(fs: FileSystem, path: str) -> str | None:
-    """The id in this file; None when there is no file, empty when there is no id in it."""
-    try:
-        descriptor = fs.open_to_read(path)
-    except FileNotFoundError:
-        return None
-    try:
-        text = fs.read(descriptor, 64, 0).strip()
-    finally:
-        fs.close(descriptor)
-    return text.decode("ascii") if len(text) == 32 and set(text) <= set(b"0123456789abcdef") else ""
 
 
 def _after_fork_in_child() -> None:

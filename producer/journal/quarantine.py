@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 
+from producer.journal.budget import QUARANTINE
 from producer.journal.filesystem import FileSystem
-from producer.journal.journal import QUARANTINE
 
 __all__ = ["MAX_BYTES", "keep", "kept", "name_of"]
 

@@ -1,0 +1,258 @@
+"""The broker seen from a host: publish messages with kombu, take receipts with redis. Imported by name, loaded lazily.
+
+Form on the wire: Celery's message protocol 2, made here so that a host needs no Celery (contract-tested against it).
+
+    headers     lang, task, id, root_id, parent_id, group, eta, expires, retries, timelimit, argsrepr, kwargsrepr,
+                origin, ignore_result, …, and our own two: memoryKeyId, memorySignature
+    properties  correlation_id = id, delivery_mode = 2, content type application/json
+    body        [[], kwargs, {callbacks, errbacks, chain, chord: null}]
+
+How a worker sees our own headers: `self.request.headers` holds those beside Celery's own, `{"memoryKeyId": …,
+"memorySignature": …}`, and each also is an attribute of the request (`self.request.memorySignature`, and
+`self.request.get("memorySignature")`). `self.request.argsrepr` and `kwargsrepr` hold the masks. After `retry` Celery
+sends `self.request.headers` again as they are, and forgets the masks: a worker that changes the arguments signs anew,
+passes `headers=` for that, and the masks again. `self.request.delivery_info["redelivered"]` is true for a redelivery.
+
+Two queues, bound to no exchange of ours: messages go to the default exchange with the queue's name. They hold memory
+text until workers drain them; workers always consume both. No key of a queue expires: an event that leaves it unread
+would only be published again.
+
+Times are short and nothing is retried in here: the dispatcher's thread waits, with its own back-off. A frozen broker
+costs that thread `socket_timeout_s`, and a host nothing. After a fork the child opens connections of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import urllib.parse
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from producer import errors, message, receipt
+
+if TYPE_CHECKING:
+    from producer.dispatcher import Publication
+
+__all__ = ["KombuPublisher", "RedisReceipts", "queues", "redis_url_of"]
+
+_BATCH = 100
+
+
+def queues(broker_url: str) -> list[Any]:
+    """Both queues as kombu objects, the same for whoever declares them. On RabbitMQ they are quorum queues."""
+    import kombu  # a host imports it only when it publishes
+
+    arguments = {"x-queue-type": "quorum"} if broker_url.startswith("amqp") else None
+    return [
+        kombu.Queue(name, kombu.Exchange(name, type="direct"), routing_key=name, queue_arguments=arguments)
+        for name in (message.QUEUE, message.BACKLOG_QUEUE)
+    ]
+
+
+def redis_url_of(url: str) -> str:
+    """The form redis-py takes of a Redis URL in Celery's form. Raises `errors.SettingsRefused` for anything else."""
+    scheme, _, rest = url.partition("://")
+    if scheme == "redis+socket":
+        return f"unix://{rest}"
+    if scheme in ("redis", "rediss", "unix"):
+        return url
+    if scheme == "sentinel":
+        raise errors.Unsupported("receipts through Redis Sentinel: name the Redis itself in MEMORY_REDIS_URL")
+    raise errors.SettingsRefused("MEMORY_REDIS_URL", "unknown form; use redis://, rediss:// or unix://")
+
+
+class KombuPublisher:
+    """Publish `memory.ingest` messages over one kept connection. For one thread at a time."""
+
+    def __init__(self, broker_url: str, *, connect_timeout_s: float = 1.0, socket_timeout_s: float = 1.5) -> None:
+        import kombu  # nothing of it may be loaded on the hook path
+
+        self._kombu = kombu
+        self._url = broker_url
+        self._options: dict[str, Any] = {"max_retries": 0, "interval_start": 0, "interval_step": 0, "interval_max": 0}
+        if broker_url.startswith("amqp"):
+            # Without confirms a publish to a dead RabbitMQ would look like success.
+            self._options |= {
+                "confirm_publish": True,
+                "read_timeout": socket_timeout_s,
+                "write_timeout": socket_timeout_s,
+            }
+        else:
+            self._options |= {
+                "socket_connect_timeout": connect_timeout_s,
+                "socket_timeout": socket_timeout_s,
+                "retry_on_timeout": False,
+            }
+        self._connect_timeout_s = connect_timeout_s
+        self._origin = f"{os.getpid()}@{socket.gethostname()}"
+        self._producer: Any = None
+        self._connection: Any = None
+        self._pid = os.getpid()
+
+    def publish(self, publications: Sequence[Publication]) -> None:
+        """Return once the broker has all of them. Raises `errors.BrokerUnavailable` when any may be missing.
+
+        The connection is closed after a failure, so that the next call starts afresh.
+        """
+        self._leave_parents_connection()
+        try:
+            producer = self._open()
+            if len(publications) > 1 and hasattr(producer, "batch"):  # kombu 5.7
+                with producer.batch(max_size=_BATCH):
+                    for publication in publications:
+                        self._send(producer, publication)
+            else:
+                for publication in publications:
+                    self._send(producer, publication)
+        except Exception as problem:  # noqa: BLE001
+            # The edge to kombu, whose transports raise what they like. What they say may quote the message.
+            self._drop()
+            raise errors.BrokerUnavailable(f"publishing failed ({type(problem).__name__})") from None
+
+    def _open(self) -> Any:
+        if self._producer is None:
+            self._connection = self._kombu.Connection(
+                self._url, connect_timeout=self._connect_timeout_s, transport_options=dict(self._options)
+            )
+            # `channel()` would try twice and sleep two seconds in between, whatever the options say.
+            channel = self._connection.default_channel
+            if self._url.startswith("amqp"):
+                for queue in queues(self._url):
+                    queue(channel).declare()  # a message to a queue that is not there would be dropped
+            self._producer = self._kombu.Producer(channel, auto_declare=False)
+        return self._producer
+
+    def _send(self, producer: Any, publication: Publication) -> None:
+        masks = message.masks(publication.count)
+        producer.publish(
+            [[], publication.kwargs, {"callbacks": None, "errbacks": None, "chain": None, "chord": None}],
+            exchange="",
+            routing_key=publication.queue,
+            serializer="json",
+            delivery_mode=2,
+            correlation_id=publication.task_id,
+            reply_to="",
+            retry=False,
+            headers={
+                "lang": "py",
+                "task": message.TASK_NAME,
+                "id": publication.task_id,
+                "shadow": None,
+                "eta": None,
+                "expires": None,
+                "group": None,
+                "group_index": None,
+                "retries": 0,
+                "timelimit": [None, None],
+                "root_id": publication.task_id,
+                "parent_id": None,
+                "argsrepr": masks["argsrepr"],
+                "kwargsrepr": masks["kwargsrepr"],
+                "origin": self._origin,
+                "ignore_result": True,
+                "replaced_task_nesting": 0,
+                "stamped_headers": None,
+                "stamps": {},
+                **publication.headers,
+            },
+        )
+
+    def _leave_parents_connection(self) -> None:
+        """In a forked child: the socket is the parent's, and closing it politely would speak on it."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._producer = self._connection = None
+
+    def _drop(self) -> None:
+        connection, self._connection, self._producer = self._connection, None, None
+        if connection is not None:
+            try:
+                connection.collect(socket_timeout=0.1)
+            except Exception:  # noqa: BLE001, S110 - it is being thrown away, whatever it says
+                pass
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._leave_parents_connection()
+        self._drop()
+
+
+class RedisReceipts:
+    """Take receipts off `memory:receipts:<journalId>`, and ask how long the queues are. For one thread at a time.
+
+    Workers push at the right end, this pops at the left (LPOP with a count: Redis 6.2 or later, any Valkey). A receipt
+    that was popped and not journaled is lost, which costs an idempotent redelivery.
+    """
+
+    def __init__(
+        self,
+        redis_url: str,
+        *,
+        broker_url: str | None = None,
+        connect_timeout_s: float = 1.0,
+        socket_timeout_s: float = 1.5,
+    ) -> None:
+        """`broker_url`: where the queues are, when not in this Redis; a RabbitMQ is asked through kombu."""
+        self._url = redis_url_of(redis_url)
+        self._broker_url = broker_url or redis_url
+        self._connect_timeout_s = connect_timeout_s
+        self._socket_timeout_s = socket_timeout_s
+        self._clients: dict[str, Any] = {}
+        self._pid = os.getpid()
+
+    def pop(self, journal_id: str, max_entries: int) -> list[bytes]:
+        """The oldest signed receipts, taken off the list. Raises `errors.RedisUnavailable`."""
+        return self._ask(self._url, lambda client: client.lpop(receipt.list_name(journal_id), max_entries)) or []
+
+    def queue_length(self) -> int:
+        """Messages waiting in both queues; those a worker has taken are not among them.
+
+        Raises `errors.RedisUnavailable` or `errors.BrokerUnavailable`.
+        """
+        if self._broker_url.startswith("amqp"):
+            return self._amqp_queue_length()
+        url = redis_url_of(self._broker_url)
+        return sum(self._ask(url, lambda client: [client.llen(n) for n in (message.QUEUE, message.BACKLOG_QUEUE)]))
+
+    def _ask(self, url: str, what: Any) -> Any:
+        import redis  # nothing of it may be loaded on the hook path
+
+        try:
+            return what(self._client(url))
+        except (redis.RedisError, OSError) as problem:
+            raise errors.RedisUnavailable(f"Redis did not answer ({type(problem).__name__})") from None
+
+    def _client(self, url: str) -> Any:
+        import redis
+        from redis.backoff import NoBackoff
+        from redis.retry import Retry
+
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._clients = {}  # the sockets are the parent's
+        if url not in self._clients:
+            options: dict[str, Any] = {"socket_timeout": self._socket_timeout_s, "retry": Retry(NoBackoff(), 0)}
+            if urllib.parse.urlsplit(url).scheme != "unix":
+                options["socket_connect_timeout"] = self._connect_timeout_s
+            self._clients[url] = redis.Redis.from_url(url, **options)
+        return self._clients[url]
+
+    def _amqp_queue_length(self) -> int:
+        import kombu
+
+        try:
+            with kombu.Connection(self._broker_url, connect_timeout=self._connect_timeout_s) as connection:
+                channel = connection.channel()
+                return sum(
+                    queue(channel).queue_declare(passive=True).message_count for queue in queues(self._broker_url)
+                )
+        except Exception as problem:  # noqa: BLE001
+            raise errors.BrokerUnavailable(f"the broker did not answer ({type(problem).__name__})") from None
+
+    def close(self) -> None:
+        """Close the connections."""
+        clients, self._clients = self._clients, {}
+        if self._pid == os.getpid():
+            for client in clients.values():
+                client.close()
