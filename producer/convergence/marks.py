@@ -43,7 +43,7 @@ EVERYWHERE = "*"
 Claim = tuple[str, str]  # (at, by): the greatest stands
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Mark:
     what: str
     target: str
@@ -76,10 +76,10 @@ def read(records: Iterable[port.Record]) -> list[Mark]:
     """The marks of a look; a record that is no whole mark is nobody's mark."""
     found = []
     for record in records:
-        what, target, by = record.get("what"), record.get("target"), record.get("by")
-        scope_key, at = record.get("scopeKey"), record.get("at")
-        if all(isinstance(value, str) for value in (what, target, by, scope_key, at)):
-            found.append(Mark(what=what, target=target, by=by, scope_key=scope_key, at=at))
+        says = record.properties
+        values = [says.get(name) for name in ("what", "target", "by", "scopeKey", "at")]
+        if all(isinstance(value, str) for value in values):
+            found.append(Mark(*values))  # type: ignore[arg-type]
     return found
 
 

@@ -151,6 +151,8 @@ def rank(request: Request) -> int:
 def together(lines: Iterable[Steps[T]]) -> Steps[list[T]]:
     """Run several lines of steps in lockstep, so that their requests can share store calls; their results in order."""
     running = list(lines)
+    if len(running) == 1:
+        return [(yield from running[0])]
     results: list[Any] = [None] * len(running)
     wanted: dict[int, tuple[Request, ...]] = {}
     for number, line in enumerate(running):

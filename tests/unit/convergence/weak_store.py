@@ -1,8 +1,8 @@
 """A store as weak as the RushDB platform, for the requests of the rules, one at a time.
 
-An upsert finds first and creates or updates later: two at once make two records, and a record that was found may be gone
-when the update comes. A write may be acknowledged and not done (a lie). Reads see what is committed. Record ids are drawn
-before the commit, so ids and commits may disagree in order.
+An upsert finds first and creates or updates later: two at once make two records, and a record that was found may be
+gone when the update comes. A write may be acknowledged and not done (a lie). Reads see what is committed. Record ids
+are drawn before the commit, so ids and commits may disagree in order.
 """
 
 from __future__ import annotations

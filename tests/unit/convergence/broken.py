@@ -1,0 +1,115 @@
+"""Each rule of design's table taken out of the real code: `without(rule)` replaces the function that holds it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from producer.convergence import content, deliver, forget, graph, marks, reader, rivals, settle
+from producer.convergence.requests import CacheDrop, Find, Steps, Upsert
+from producer.store import port
+
+Patch = tuple[Any, str, Any]
+_rng = random.Random(0)
+
+
+def _nothing(*_: Any, **__: Any) -> Steps[None]:
+    return
+    yield ()
+
+
+def _look_only(label: str, id_: str, watch: Sequence[str] = (), first: Any = None) -> Steps[settle.Seen]:
+    return first or (yield from settle.look(label, id_, watch))
+
+
+_copies = content.copies
+_row_of = content.row_of
+
+
+def _shuffled(records: Iterable[port.Record]) -> list[list[port.Record]]:
+    groups = _copies(records)
+    for group in groups:
+        _rng.shuffle(group)
+    return groups
+
+
+def _active_row(event: Any, **given: Any) -> dict[str, Any]:
+    return {**_row_of(event, **given), "active": True}
+
+
+def _stub(label: str, record: port.Record, verdict: Any) -> dict[str, Any]:
+    return {name: record.properties[name] for name in content.merge_by(label)} | verdict
+
+
+def _marked_last(new: deliver.Incoming) -> Steps[None]:
+    if new.over:
+        yield from deliver._supersede(new)
+        yield from rivals.compete(new.label, new.over, new.scope_key)
+
+
+def _believed(mark: marks.Mark, *, cached: bool = True) -> Steps[None]:
+    (found,) = yield (Find(label="MEMORY_MARK", key="target", value=mark.target),)
+    if not marks.is_there(marks.read(found), mark):
+        yield (Upsert(label="MEMORY_MARK", merge_by=("markKey",), row=mark.row()),)
+    if cached:
+        yield (CacheDrop(scope_key=mark.scope_key, id=mark.target),)
+
+
+def _every_claim(found: Iterable[marks.Mark], scope_key: str) -> frozenset[marks.Claim]:
+    return frozenset((m.at, m.by) for m in found if m.what == marks.SUPERSEDED and marks.counts(m, scope_key))
+
+
+def _unmended(*_: Any) -> Steps[bool]:
+    return False
+    yield ()
+
+
+def _one_end(*_: Any) -> Steps[list[Any]]:
+    return []
+    yield ()
+
+
+RULES: dict[str, list[Patch]] = {
+    "look": [(settle, "settle", _look_only)],
+    "fold": [(settle, "spare", lambda same: [])],
+    "smallest": [(content, "copies", _shuffled)],
+    "activate": [(content, "row_of", _active_row)],
+    "first": [(deliver, "_before", _nothing), (deliver, "_after", _marked_last)],
+    "readback": [(marks, "write", _believed)],
+    "forgotten": [(marks, "forgotten", lambda found, scope_key: False)],
+    "ended": [(deliver, "_ended", _nothing)],
+    "scope": [(marks, "counts", lambda mark, scope_key: True)],
+    "hash": [(content, "merge_by", lambda label: (content.ID[label],))],
+    "whole": [(content, "whole", _stub)],
+    "reader": [(reader, "has_ended", lambda record: False)],
+    "rivals": [(rivals, "compete", _nothing)],
+    "before": [(deliver, "_compete_before", _nothing)],
+    "chain": [(rivals, "chained", lambda losers: [])],
+    "links": [(graph, "mend", _unmended)],
+    "clock": [
+        (marks, "claims", _every_claim),
+        (marks, "is_there", lambda found, mark: mark in list(found)),
+    ],
+    "later": [],  # the schedule's own: a killed delivery gets no later look
+    # Rules of section 5 that the model does not have.
+    "ends": [(graph, "_unlinked", _one_end)],
+    "sessions": [(graph, "fold_sessions", _unmended)],
+    "group": [(forget, "covering", lambda *_: None)],
+    "retract": [(marks, "retracted_at", lambda found, scope_key: None)],
+}
+
+
+@contextmanager
+def without(rule: str) -> Iterator[None]:
+    """The code without this rule."""
+    patches: list[Callable[..., Any]] = [mock.patch.object(*patch) for patch in RULES[rule]]
+    for patch in patches:
+        patch.start()  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for patch in reversed(patches):
+            patch.stop()  # type: ignore[attr-defined]

@@ -1,0 +1,268 @@
+"""The batch driver: few store calls, and a failure hurts only those whose requests were in the call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from producer import errors
+from producer.convergence import driver
+from producer.convergence.delivery import Failed, Settled
+from producer.receipt import State
+from producer.store import port
+from producer.store.sqlite import SqliteStore
+from tests.unit.convergence.cast import (
+    AT,
+    SCOPE_KEY,
+    CountingStore,
+    Shelf,
+    episode,
+    fact,
+    given,
+    id_of,
+    order,
+    records,
+)
+
+STORED = Settled(state=State.STORED)
+DUPLICATE = Settled(state=State.STORED, duplicate=True)
+
+
+def test_a_fresh_batch_of_a_hundred_episodes_needs_eleven_store_calls(store: SqliteStore) -> None:
+    counting = CountingStore(store)
+    batch = [given(episode(f"turn {n}", session=f"s-{n % 7}")) for n in range(100)]
+    assert driver.settle_all(counting, batch) == [STORED] * 100
+    print(f"fresh batch of 100 episodes: {counting.calls.total()} calls: {dict(counting.calls)}")
+    assert counting.calls.total() <= 11
+    assert len(records(store, "EPISODE")) == 100
+    assert len(records(store, "SESSION")) == 7
+    assert len(store.edges("EPISODE", {})) == 100
+
+
+def test_a_fresh_batch_of_a_hundred_facts_needs_thirteen_store_calls(store: SqliteStore) -> None:
+    counting = CountingStore(store)
+    batch = [given(fact(f"fact {n}")) for n in range(100)]
+    assert driver.settle_all(counting, batch) == [STORED] * 100
+    print(f"fresh batch of 100 facts: {counting.calls.total()} calls: {dict(counting.calls)}")
+    assert counting.calls.total() <= 13
+    assert len(records(store, "MEMORY_FACT", active=True)) == 100
+
+
+def test_what_is_there_and_settled_needs_no_write(store: SqliteStore) -> None:
+    batch = [given(episode(f"turn {n}")) for n in range(50)] + [given(fact(f"fact {n}")) for n in range(50)]
+    driver.settle_all(store, batch)
+    counting = CountingStore(store)
+    assert driver.settle_all(counting, batch) == [DUPLICATE] * 100
+    assert counting.writes == 0
+    assert counting.calls.total() <= 9
+
+
+def test_a_look_of_the_same_round_comes_after_the_writes_of_that_round(store: SqliteStore) -> None:
+    seen: list[str] = []
+    counting = CountingStore(store, lambda name, label, _: seen.append(f"{name} {label}"))
+    driver.settle_all(counting, [given(episode())])
+    assert seen[3:9] == [
+        "upsert EPISODE",
+        "upsert SESSION",
+        "link IN_SESSION",
+        "find EPISODE",
+        "find MEMORY_MARK",
+        "find SESSION",
+    ]
+
+
+def test_several_copies_of_one_event_in_a_batch_make_one_record_and_count_as_duplicates(store: SqliteStore) -> None:
+    batch = [given(episode()) for _ in range(10)]
+    assert driver.settle_all(store, batch) == [STORED] + [DUPLICATE] * 9
+    assert len(records(store, "EPISODE")) == 1
+
+
+def test_two_rows_with_one_key_go_in_successive_calls(store: SqliteStore) -> None:
+    one = episode()
+    later = {**one, "observedAt": "2026-01-01T12:00:01Z"}
+    assert driver.settle_all(store, [given(one), given(later)]) == [STORED, DUPLICATE]
+    assert len(records(store, "EPISODE")) == 1
+
+
+def test_one_row_that_the_store_refuses_fails_alone(store: SqliteStore) -> None:
+    batch = [given(episode(f"turn {n}")) for n in range(100)]
+    bad = batch[37].id
+
+    def refuse(name: str, label: str, rows: Any) -> None:
+        if name == "upsert" and label == "EPISODE" and any(row["eventId"] == bad for row in rows):
+            raise errors.StoreRefused("bad row", status=400)
+
+    results = driver.settle_all(CountingStore(store, refuse), batch)
+    assert isinstance(results[37], Failed)
+    assert isinstance(results[37].error, errors.StoreRefused) and not results[37].unsure
+    assert [r for n, r in enumerate(results) if n != 37] == [STORED] * 99
+
+
+def test_a_failed_call_fails_only_the_deliveries_whose_requests_were_in_it(store: SqliteStore) -> None:
+    def fail(name: str, label: str, _: Any) -> None:
+        if name == "upsert" and label == "MEMORY_FACT":
+            raise errors.StoreUnavailable("timed out", outcome_unknown=True)
+
+    results = driver.settle_all(CountingStore(store, fail), [given(episode()), given(fact())])
+    assert results[0] == STORED
+    assert isinstance(results[1], Failed) and isinstance(results[1].error, errors.StoreUnavailable)
+    assert results[1].unsure
+
+
+@pytest.mark.parametrize(
+    ("call", "problem", "unsure"),
+    [
+        ("upsert", errors.StoreUnavailable("refused", outcome_unknown=False), False),
+        ("upsert", errors.StoreThrottled("slow down", retry_after_s=7), False),
+        ("link", errors.StoreUnavailable("reset", outcome_unknown=True), True),
+        ("find", errors.StoreUnavailable("reset", outcome_unknown=True), False),
+        ("find", errors.StoreDenied("no key"), False),
+    ],
+)
+def test_a_delivery_is_unsure_only_when_a_write_of_it_has_an_unknown_outcome(
+    store: SqliteStore, call: str, problem: errors.IngestError, unsure: bool
+) -> None:
+    def fail(name: str, label: str, _: Any) -> None:
+        if name == call:
+            raise problem
+
+    assert driver.settle_all(CountingStore(store, fail), [given(episode())]) == [Failed(error=problem, unsure=unsure)]
+
+
+def test_nothing_is_sent_once_a_delivery_is_too_old(store: SqliteStore) -> None:
+    calls = 0
+
+    def too_late() -> bool:
+        nonlocal calls
+        calls += 1
+        return calls > 4
+
+    counting = CountingStore(store)
+    (result,) = driver.settle_all(counting, [given(episode())], deadline=too_late)
+    assert isinstance(result, Failed) and isinstance(result.error, errors.DeliveryTooOld)
+    assert counting.calls.total() == 4
+
+
+def test_a_store_that_acknowledges_and_does_nothing_ends_in_no_progress(store: SqliteStore) -> None:
+    class Liar(CountingStore):
+        def upsert(self, *_: Any, **__: Any) -> list[port.Record]:
+            return []
+
+    (result,) = driver.settle_all(Liar(store), [given(episode())])
+    assert isinstance(result, Failed) and isinstance(result.error, errors.StoreUnavailable)
+
+
+def test_keys_with_more_records_than_one_answer_holds_are_looked_at_in_halves_and_pages(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = store.find
+    monkeypatch.setattr(store, "find", lambda label, where, **kw: real(label, where, **{"limit": 3, **kw}))
+    line = "line"
+    for n in range(8):
+        driver.settle_all(store, [given(fact(f"value {n}", validFrom=f"2026-01-01T12:00:0{n}Z"), line=line)])
+    assert [r.get("text") for r in real("MEMORY_FACT", {"active": True}).records] == ["value 7"]
+    batch = [given(episode(f"turn {n}")) for n in range(10)]
+    assert driver.settle_all(store, batch) == [STORED] * 10
+    assert driver.settle_all(store, batch) == [DUPLICATE] * 10
+
+
+def test_a_managed_index_is_woken_by_one_single_upsert_per_label_and_minute(store: SqliteStore) -> None:
+    class Embedding(CountingStore):
+        woken: list[tuple[str, int]] = []  # noqa: RUF012
+
+        def upsert(self, label: str, rows: Any, merge_by: Any, *, wake: bool = False) -> Any:
+            if wake:
+                self.woken.append((label, len(rows)))
+            return store.upsert(label, rows, merge_by, wake=wake)
+
+        def capabilities(self) -> port.Capabilities:
+            return port.Capabilities(name="test", keyword_search=False, vector_search=False, embeds=True)
+
+    now = 1000.0
+    waker = driver.Waker(clock=lambda: now)
+    embedding = Embedding(store)
+    for n in range(3):
+        batch = [given(episode(f"{n} {k}")) for k in range(5)]
+        assert driver.settle_all(embedding, batch, waker=waker) == [STORED] * 5
+    assert embedding.woken == [("EPISODE", 1)]
+    now += 61
+    driver.settle_all(embedding, [given(episode("later"))], waker=waker)
+    assert embedding.woken == [("EPISODE", 1)] * 2
+
+
+class Embedder:
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def embed(self, texts: Any) -> list[list[float]]:
+        self.texts += texts
+        return [[0.0, 0.0] if "zero" in text else [1.0, float(len(text))] for text in texts]
+
+
+def test_records_that_are_current_get_a_vector_once(store: SqliteStore) -> None:
+    specs = [
+        port.IndexSpec(label=label, property=name, dimensions=2)
+        for label, name in (("EPISODE", "summary"), ("MEMORY_FACT", "text"))
+    ]
+    store.ensure_indexes(specs)
+    embedder = Embedder()
+    old = fact("tea")
+    batch = [given(episode(f"turn {n}")) for n in range(5)] + [given(old), given(fact("zero"))]
+    assert driver.settle_all(store, batch, embedder=embedder) == [STORED] * 7
+    assert len(embedder.texts) == 7
+    ids = [r.id for r in records(store, "EPISODE")]
+    assert store.with_vectors("EPISODE", "summary", ids) == frozenset(ids)
+    assert driver.settle_all(store, batch[:6], embedder=embedder) == [DUPLICATE] * 6
+    driver.settle_all(store, [given(fact("coffee", supersedesFactId=id_of(old)))], embedder=embedder)
+    assert embedder.texts[7:] == ["coffee"]
+
+
+def test_a_recent_write_stays_only_when_the_last_look_confirms_it(store: SqliteStore) -> None:
+    shelf = Shelf()
+    old, new = fact("tea"), fact("coffee", validFrom="2026-01-01T13:00:00Z")
+    driver.settle_all(store, [given(old, line="l")], recent=shelf)
+    assert shelf.entries[(SCOPE_KEY, id_of(old))]["record"]["active"] is True
+    driver.settle_all(store, [given(new, line="l")], recent=shelf)
+    assert list(shelf.entries) == [(SCOPE_KEY, id_of(new))]
+    beaten = fact("milk", validFrom="2026-01-01T12:30:00Z")
+    driver.settle_all(store, [given(beaten, line="l")], recent=shelf)
+    assert list(shelf.entries) == [(SCOPE_KEY, id_of(new))]
+    driver.settle_all(store, [order("retract", target=id_of(new))], recent=shelf)
+    assert not shelf.entries
+
+
+def test_a_recent_write_is_kept_as_it_is_stored(store: SqliteStore) -> None:
+    shelf = Shelf()
+    one = fact()
+    driver.settle_all(store, [given(one)], recent=shelf)
+    (record,) = records(store, "MEMORY_FACT")
+    assert shelf.entries == {
+        (SCOPE_KEY, id_of(one)): {"id": id_of(one), "label": "MEMORY_FACT", "record": dict(record.properties)}
+    }
+
+
+def test_a_cache_that_does_not_answer_is_counted_and_ignored(store: SqliteStore) -> None:
+    class Down(Shelf):
+        def put(self, *_: Any) -> None:
+            raise errors.RedisUnavailable("down")
+
+        drop = put
+
+    results = driver.settle_all(store, [given(episode()), given(fact())], recent=Down())
+    assert results == [Settled(state=State.STORED, cache_errors=1)] * 2
+
+
+def test_an_event_whose_time_is_none_fails_alone(store: SqliteStore) -> None:
+    results = driver.settle_all(store, [given(fact(validFrom="yesterday")), given(episode())])
+    assert isinstance(results[0], Failed) and isinstance(results[0].error, errors.ContractViolation)
+    assert results[1] == STORED
+
+
+def test_an_unknown_order_is_refused(store: SqliteStore) -> None:
+    results = driver.settle_all(
+        store, [order("dance"), order("retract"), order("forget"), order("retract", scope=None, target="x")]
+    )
+    kinds = [errors.Unsupported, errors.ContractViolation, errors.ContractViolation, errors.ScopeRefused]
+    assert [type(r.error) for r in results if isinstance(r, Failed)] == kinds
+    assert AT
