@@ -48,7 +48,10 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 AgentId = Annotated[str, typer.Option("--agent", help="agentId of the scope; default MEMORY_AGENT_ID or 'cli'.")]
 ProfileId = Annotated[str, typer.Option("--profile", help="profileId of the scope; default MEMORY_PROFILE_ID.")]
-Participant = Annotated[str, typer.Option("--participant", help="Local participant; default the login name. Only its salted hash is stored.")]
+Participant = Annotated[
+    str,
+    typer.Option("--participant", help="Local participant; default the login name. Only its salted hash is stored."),
+]
 Session = Annotated[str, typer.Option("--session", help="The host's session id.")]
 WaitS = Annotated[float, typer.Option("--wait-s", help="With --wait: how long.")]
 
@@ -97,10 +100,23 @@ def _answer(memory: AgentMemory, outcome: outcomes.Outcome, *, wait: bool, wait_
         settled = memory.flush(deadline_s=wait_s)
     if as_json:
         body: dict[str, Any] = {"outcome": "durable" if outcome else "refused"}
-        body |= {"id": outcome.id} if isinstance(outcome, outcomes.Durable) else {"reason": outcome.reason, "detail": outcome.detail}
+        body |= (
+            {"id": outcome.id}
+            if isinstance(outcome, outcomes.Durable)
+            else {"reason": outcome.reason, "detail": outcome.detail}
+        )
         _print_json(body if settled is None else {**body, "settled": settled})
     elif isinstance(outcome, outcomes.Durable):
-        out.print(f"durable {outcome.id}" + ("" if settled is None else ", settled" if settled else f", no receipt within {wait_s:g} s: it stays in the journal"))
+        out.print(
+            f"durable {outcome.id}"
+            + (
+                ""
+                if settled is None
+                else ", settled"
+                if settled
+                else f", no receipt within {wait_s:g} s: it stays in the journal"
+            )
+        )
     else:
         err.print(f"refused {outcome.reason} {outcome.detail}")
     raise typer.Exit(0 if outcome and settled is not False else 1)
@@ -155,13 +171,17 @@ def worker(
 
 @app.command()
 def flower(
-    address: Annotated[str, typer.Option(help="Listen address. Anything but loopback needs a proxy that asks for a password.")] = "127.0.0.1",
+    address: Annotated[
+        str, typer.Option(help="Listen address. Anything but loopback needs a proxy that asks for a password.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option()] = 5555,
     basic_auth: Annotated[str, typer.Option(help="user:password for the pages; /metrics stays open.")] = "",
 ) -> None:
     """Run Flower over the same broker."""
     settings = Settings.load(os.environ)
-    command = supervisor.flower_command(port=port, state_dir=settings.producer.state_dir, basic_auth=basic_auth, address=address)
+    command = supervisor.flower_command(
+        port=port, state_dir=settings.producer.state_dir, basic_auth=basic_auth, address=address
+    )
     os.execve(command[0], command, supervisor.child_environment(os.environ))
 
 
@@ -176,7 +196,9 @@ def demo(
         _print_json(vars(result) | {"good": result.good})
     else:
         for asked in result.recalled:
-            table = Table(title=asked["question"], title_justify="left", title_style="bold", show_header=False, expand=False)
+            table = Table(
+                title=asked["question"], title_justify="left", title_style="bold", show_header=False, expand=False
+            )
             for number, text in enumerate(asked["memories"], 1):
                 table.add_row(str(number), text)
             out.print(table)
@@ -193,7 +215,9 @@ def demo(
 
 @app.command()
 def capture(
-    user: Annotated[str, typer.Option(help="What the user said; '-' reads a JSON object {user, assistant, ...} from stdin.")],
+    user: Annotated[
+        str, typer.Option(help="What the user said; '-' reads a JSON object {user, assistant, ...} from stdin.")
+    ],
     assistant: Annotated[str, typer.Option(help="What the assistant answered.")] = "",
     session: Session = "cli",
     agent: AgentId = "",
@@ -222,7 +246,9 @@ def _stdin_object(names: tuple[str, ...]) -> dict[str, str]:
     if not isinstance(value, dict) or not all(isinstance(value.get(n, ""), str) for n in names):
         raise errors.ContractViolation(f"must be an object with text in {', '.join(names)}", field="stdin")
     if unknown := sorted(set(value) - set(names)):
-        raise errors.ContractViolation(f"has {len(unknown)} unknown field(s); known are {', '.join(names)}", field="stdin")
+        raise errors.ContractViolation(
+            f"has {len(unknown)} unknown field(s); known are {', '.join(names)}", field="stdin"
+        )
     return value
 
 
@@ -242,7 +268,9 @@ def remember(
 ) -> None:
     """Remember a fact."""
     with _memory(agent, profile, participant) as memory:
-        outcome = memory.remember(text=text, kind=kind, subject_key=subject, supersedes=supersedes or None, session_id=session)
+        outcome = memory.remember(
+            text=text, kind=kind, subject_key=subject, supersedes=supersedes or None, session_id=session
+        )
         _answer(memory, outcome, wait=wait, wait_s=wait_s, as_json=as_json)
 
 
@@ -310,7 +338,9 @@ def doctor(as_json: AsJson = False) -> None:
 
 @connect_app.command("claude-code")
 def connect_claude_code(
-    settings_path: Annotated[Path, typer.Option("--settings", help="Claude Code's settings.json.")] = Path("~/.claude/settings.json"),
+    settings_path: Annotated[Path, typer.Option("--settings", help="Claude Code's settings.json.")] = Path(
+        "~/.claude/settings.json"
+    ),
     agent: Annotated[str, typer.Option("--agent", help="agentId of the scope.")] = "claude-code",
     profile: ProfileId = "",
     participant: Participant = "",

@@ -65,7 +65,9 @@ def run(environ: Mapping[str, str], *, say: Callable[[str], None], keep: bool = 
     env = environment(environ, state_dir)
     settings = config.load(env)
     own_redis = settings.broker_url.startswith("redis+socket://") and "MEMORY_BROKER_URL" not in environ
-    parts = [supervisor.Part(name="worker", command=supervisor.worker_command(concurrency=8), stop_order=1, grace_s=20.0)]
+    parts = [
+        supervisor.Part(name="worker", command=supervisor.worker_command(concurrency=8), stop_order=1, grace_s=20.0)
+    ]
     boss = supervisor.Supervisor(parts=parts, state_dir=state_dir, env=env, own_redis=own_redis, say=say)
     result, began = DemoResult(), time.monotonic()
     try:
@@ -81,7 +83,9 @@ def run(environ: Mapping[str, str], *, say: Callable[[str], None], keep: bool = 
     return result
 
 
-def _drive(settings: config.ProducerConfig, boss: supervisor.Supervisor, result: DemoResult, say: Callable[[str], None]) -> None:
+def _drive(
+    settings: config.ProducerConfig, boss: supervisor.Supervisor, result: DemoResult, say: Callable[[str], None]
+) -> None:
     talk = conversation()
     context = scope.HostContext(
         runtime="custom",
@@ -98,7 +102,9 @@ def _drive(settings: config.ProducerConfig, boss: supervisor.Supervisor, result:
 
     def keep_id(label: str, outcome: outcomes.Outcome) -> str:
         if isinstance(outcome, outcomes.Refused):
-            raise errors.SettingsRefused("MEMORY_JOURNAL_DIR", f"capture was refused: {outcome.reason} {outcome.detail}")
+            raise errors.SettingsRefused(
+                "MEMORY_JOURNAL_DIR", f"capture was refused: {outcome.reason} {outcome.detail}"
+            )
         ids.append((label, outcome.id))
         return outcome.id
 
@@ -137,14 +143,18 @@ def _drive(settings: config.ProducerConfig, boss: supervisor.Supervisor, result:
                 )
             result.stored_at_kill = _stored(backend, ids)
             result.killed_pid = boss.kill("worker")
-            say(f"killed the worker (pid {result.killed_pid}, SIGKILL) with {result.stored_at_kill} of {len(ids)} stored")
+            say(
+                f"killed the worker (pid {result.killed_pid}, SIGKILL) with {result.stored_at_kill} of {len(ids)} stored"
+            )
             _wait(lambda: memory.flush(deadline_s=0.5), _FLUSH_DEADLINE_S, boss)
             _count(backend, ids, result)
             for question in talk["questions"]:
                 found = memory.recall_memories(question["ask"], session_id="demo-recall", deadline_ms=2000)
                 texts = [m.text for m in found.memories]
                 everything = "\n".join(texts)
-                good = all(e in everything for e in question["expect"]) and not any(n in everything for n in question.get("never", ()))
+                good = all(e in everything for e in question["expect"]) and not any(
+                    n in everything for n in question.get("never", ())
+                )
                 result.recalled.append({"question": question["ask"], "memories": texts, "good": good})
         finally:
             backend.close()

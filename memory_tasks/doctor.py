@@ -63,9 +63,19 @@ def _values(tree: settings.Settings, environ: Mapping[str, str]) -> Iterator[Che
             shown = status.without_secrets(str(value)) if row.unit == "URL" else str(value)
         yield Check(name=row.variable, level="ok", found=f"{shown} ({origin})")
     for name in tree.unknown:
-        yield Check(name=name, level="warn", found="nothing reads this variable", todo="check the spelling against the README's table")
+        yield Check(
+            name=name,
+            level="warn",
+            found="nothing reads this variable",
+            todo="check the spelling against the README's table",
+        )
     if tree.tenants_file is None and not tree.producer.local:
-        yield Check(name="tenants", level="note", found="one key for everyone", todo="name MEMORY_TENANTS_FILE on workers to tell hosts apart")
+        yield Check(
+            name="tenants",
+            level="note",
+            found="one key for everyone",
+            todo="name MEMORY_TENANTS_FILE on workers to tell hosts apart",
+        )
 
 
 def _revealed(value: Any) -> str:
@@ -93,10 +103,17 @@ def _journal(tree: settings.Settings) -> Iterator[Check]:
         )
         return
     if directory.stat().st_mode & 0o077:
-        yield Check(name="journal mode", level="warn", found="others may read the journal", todo=f"chmod 700 {directory}")
-    report = status._journal(tree)  # noqa: SLF001 (the same report)
+        yield Check(
+            name="journal mode", level="warn", found="others may read the journal", todo=f"chmod 700 {directory}"
+        )
+    report = status._journal(tree)
     if "unreachable" in report:
-        yield Check(name="journal", level="fail", found=report["unreachable"], todo="see the runbook, 'The journal does not open'")
+        yield Check(
+            name="journal",
+            level="fail",
+            found=report["unreachable"],
+            todo="see the runbook, 'The journal does not open'",
+        )
         return
     used = report.get("bytes", 0) / max(tree.producer.journal_max_bytes, 1)
     level = "fail" if used > 0.95 else "warn" if used > 0.7 or report.get("damaged") else "ok"
@@ -104,7 +121,9 @@ def _journal(tree: settings.Settings) -> Iterator[Check]:
         name="journal",
         level=level,
         found=f"{report.get('pending', 0)} pending, {report.get('dead', 0)} dead, {used:.0%} of its budget, {report.get('damaged', 0)} damaged",
-        todo="" if level == "ok" else "start workers, or raise MEMORY_JOURNAL_MAX_BYTES; damaged bytes are in quarantine/",
+        todo=""
+        if level == "ok"
+        else "start workers, or raise MEMORY_JOURNAL_MAX_BYTES; damaged bytes are in quarantine/",
     )
 
 
@@ -121,19 +140,29 @@ def _broker(tree: settings.Settings) -> Iterator[Check]:
 
     def connect() -> str:
         try:
-            with Connection(tree.producer.broker_url, connect_timeout=3, transport_options={"socket_timeout": 3, "socket_connect_timeout": 3}) as c:
+            with Connection(
+                tree.producer.broker_url,
+                connect_timeout=3,
+                transport_options={"socket_timeout": 3, "socket_connect_timeout": 3},
+            ) as c:
                 c.ensure_connection(max_retries=1, timeout=5)
         except Exception as problem:  # noqa: BLE001 (every transport has its own errors)
             raise errors.BrokerUnavailable(type(problem).__name__) from None
         return "answers"
 
-    yield _tried("broker", "start it (`memory-tasks up` starts the embedded one) or set MEMORY_BROKER_URL; meanwhile the journal keeps everything", connect)
+    yield _tried(
+        "broker",
+        "start it (`memory-tasks up` starts the embedded one) or set MEMORY_BROKER_URL; meanwhile the journal keeps everything",
+        connect,
+    )
 
 
 def _redis(tree: settings.Settings) -> Iterator[Check]:
     client = status.redis_client(tree.producer.redis_url)
     try:
-        yield _tried("redis", "start it or set MEMORY_REDIS_URL", lambda: f"version {client.info('server')['redis_version']}")  # type: ignore[index]
+        yield _tried(
+            "redis", "start it or set MEMORY_REDIS_URL", lambda: f"version {client.info('server')['redis_version']}"
+        )  # type: ignore[index]
         try:
             policy = str(client.config_get("maxmemory-policy").get("maxmemory-policy", ""))  # type: ignore[union-attr]
         except redis.RedisError:
@@ -157,10 +186,16 @@ def _store(tree: settings.Settings) -> Iterator[Check]:
             can = backend.capabilities()
         finally:
             backend.close()
-        words = [word for word, has in (("keyword", can.keyword_search), ("vector", can.vector_search), ("embeds", can.embeds)) if has]
+        words = [
+            word
+            for word, has in (("keyword", can.keyword_search), ("vector", can.vector_search), ("embeds", can.embeds))
+            if has
+        ]
         return f"{can.name} answers; search: {', '.join(words) or 'bounded find, ranked here'}"
 
-    yield _tried("store", "check MEMORY_STORE_URL and MEMORY_STORE_TOKEN; meanwhile journal and queue keep everything", ask)
+    yield _tried(
+        "store", "check MEMORY_STORE_URL and MEMORY_STORE_TOKEN; meanwhile journal and queue keep everything", ask
+    )
 
 
 def _agent(tree: settings.Settings) -> Iterator[Check]:
@@ -188,7 +223,12 @@ def _worker(tree: settings.Settings) -> Iterator[Check]:
     if names:
         yield Check(name="workers", level="ok", found=", ".join(sorted(names)))
     else:
-        yield Check(name="workers", level="fail", found="none answers: events wait in journal and queue", todo="run `memory-tasks worker`")
+        yield Check(
+            name="workers",
+            level="fail",
+            found="none answers: events wait in journal and queue",
+            todo="run `memory-tasks worker`",
+        )
 
 
 def show(checks: list[Check], console: Console) -> None:
@@ -199,5 +239,3 @@ def show(checks: list[Check], console: Console) -> None:
         console.print(check.found, markup=False)
         if check.todo:
             console.print(f"     → {check.todo}", markup=False)
-
-

@@ -52,7 +52,9 @@ class EmbeddedRedis:
         """Raises `errors.SettingsRefused` when another server has the directory, the path is too long for a socket,
         or the server does not come up."""
         if len(os.fsencode(self.socket)) > _UNIX_PATH_MAX:
-            raise errors.SettingsRefused("MEMORY_STATE_DIR", f"is too long for a unix socket ({_UNIX_PATH_MAX} bytes); name a shorter one")
+            raise errors.SettingsRefused(
+                "MEMORY_STATE_DIR", f"is too long for a unix socket ({_UNIX_PATH_MAX} bytes); name a shorter one"
+            )
         self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.directory.chmod(0o700)
         lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
@@ -60,11 +62,22 @@ class EmbeddedRedis:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise errors.SettingsRefused("MEMORY_STATE_DIR", "an embedded server already runs there: stop the other `memory-tasks up` first") from None
+                raise errors.SettingsRefused(
+                    "MEMORY_STATE_DIR", "an embedded server already runs there: stop the other `memory-tasks up` first"
+                ) from None
             self.socket.unlink(missing_ok=True)  # ours: nobody else holds the lock
             command = [
                 str(binary()),
-                *("--port", "0", "--unixsocket", str(self.socket), "--unixsocketperm", "700", "--dir", str(self.directory)),
+                *(
+                    "--port",
+                    "0",
+                    "--unixsocket",
+                    str(self.socket),
+                    "--unixsocketperm",
+                    "700",
+                    "--dir",
+                    str(self.directory),
+                ),
                 *("--save", "", "--appendonly", "yes", "--appendfsync", "everysec", "--daemonize", "no"),
                 *("--maxmemory-policy", "noeviction", "--loglevel", "warning"),
             ]
@@ -87,4 +100,6 @@ class EmbeddedRedis:
             finally:
                 client.close()
         self.child.stop(2)
-        raise errors.SettingsRefused("MEMORY_BROKER_URL", f"the embedded server did not start; its log is {self.directory / 'redis.log'}")
+        raise errors.SettingsRefused(
+            "MEMORY_BROKER_URL", f"the embedded server did not start; its log is {self.directory / 'redis.log'}"
+        )

@@ -85,7 +85,7 @@ def start(
             start_new_session=True,
             pass_fds=tuple(pass_fds),
             cwd=cwd,
-            preexec_fn=lambda: _before_exec(parent),  # noqa: PLW1509 (only async-signal-safe calls, main thread)
+            preexec_fn=lambda: _before_exec(parent),
         )
     finally:
         if isinstance(log, Path):

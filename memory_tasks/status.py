@@ -22,8 +22,9 @@ from memory_tasks.settings import Settings
 from producer import counts as turn_counts
 from producer import errors, message
 from producer.journal import Journal
+from producer.recall.engine import Recalled
 
-__all__ = ["gather", "has_module", "log_to_stderr", "redis_client", "show", "without_secrets"]
+__all__ = ["gather", "has_module", "log_to_stderr", "recalled_as_dict", "redis_client", "show", "without_secrets"]
 
 _REDIS_TIMEOUT_S = 2.0
 
@@ -44,6 +45,28 @@ def without_secrets(url: str) -> str:
         return url.partition("?")[0]
     user, _, host = parts.netloc.rpartition("@")
     return f"{parts.scheme}://{user.partition(':')[0]}:***@{host}{parts.path}"
+
+
+def recalled_as_dict(found: Recalled) -> dict[str, Any]:
+    """What one recall brought, JSON-able; stable names."""
+    return {
+        "memories": [
+            {
+                "id": m.id,
+                "label": m.label,
+                "text": m.text,
+                "score": round(m.score, 6),
+                "at": m.at,
+                "from": m.source,
+                "trustClass": m.record.get("trustClass"),
+                "provenance": m.record.get("provenance"),
+            }
+            for m in found.memories
+        ],
+        "partial": found.partial,
+        "sources": dict(found.sources),
+        "tookMs": round(found.took_ms, 1),
+    }
 
 
 def redis_client(url: str) -> redis.Redis:
@@ -73,7 +96,11 @@ def _journal(settings: Settings) -> dict[str, Any]:
             reserve_bytes=producer.journal_reserve_bytes,
             segment_max_bytes=producer.segment_max_bytes,
         ) as journal:
-            return {"path": str(producer.journal_dir), "journalId": journal.journal_id, **dataclasses.asdict(journal.status())}
+            return {
+                "path": str(producer.journal_dir),
+                "journalId": journal.journal_id,
+                **dataclasses.asdict(journal.status()),
+            }
     except errors.IngestError as problem:
         return {"path": str(producer.journal_dir), "unreachable": str(problem)}
 

@@ -39,7 +39,17 @@ class Part:
 def worker_command(*, concurrency: int, name: str = "worker") -> list[str]:
     return [
         *(sys.executable, "-m", "celery", "-A", "memory_tasks.worker_app", "worker"),
-        *("--pool", "threads", "--concurrency", str(concurrency), "--hostname", f"{name}@%h", "--loglevel", "INFO", "-E"),
+        *(
+            "--pool",
+            "threads",
+            "--concurrency",
+            str(concurrency),
+            "--hostname",
+            f"{name}@%h",
+            "--loglevel",
+            "INFO",
+            "-E",
+        ),
         *("--without-mingle", "--without-gossip"),
     ]
 
@@ -47,7 +57,16 @@ def worker_command(*, concurrency: int, name: str = "worker") -> list[str]:
 def flower_command(*, port: int, state_dir: Path, basic_auth: str = "", address: str = "127.0.0.1") -> list[str]:
     """Flower on loopback. Its `/metrics` and `/healthcheck` are open whatever the authentication, so it never listens elsewhere."""
     command = [
-        *(sys.executable, "-m", "celery", "-A", "memory_tasks.worker_app", "flower", f"--address={address}", f"--port={port}"),
+        *(
+            sys.executable,
+            "-m",
+            "celery",
+            "-A",
+            "memory_tasks.worker_app",
+            "flower",
+            f"--address={address}",
+            f"--port={port}",
+        ),
         *("--persistent=True", f"--db={state_dir / 'flower.db'}", "--state_save_interval=10000", "--max_tasks=10000"),
         "--tasks_columns=name,uuid,state,args,retries,exception,received,started,runtime,worker",
     ]
@@ -120,7 +139,12 @@ class Supervisor:
                 pause = 0.0 if steady else self._pauses.get(part.name, 0.0)
                 self._pauses[part.name] = min(max(pause * 2, 1.0), _PAUSE_MAX_S)
                 self._due[part.name] = now + pause
-                logger.warning("action=child_ended name=%s code=%s; starting it again in %.0f s", part.name, child.process.returncode, pause)
+                logger.warning(
+                    "action=child_ended name=%s code=%s; starting it again in %.0f s",
+                    part.name,
+                    child.process.returncode,
+                    pause,
+                )
                 self.say(f"{part.name:<8} ended with {child.process.returncode}; starting it again")
             if now >= self._due[part.name]:
                 del self._due[part.name]

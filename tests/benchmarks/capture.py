@@ -11,7 +11,13 @@ from pathlib import Path
 from producer.journal import Journal
 from tests.benchmarks.table import Row, median
 
-EVENT = {"schemaVersion": 1, "eventType": "episode", "eventId": "0" * 64, "userText": "u" * 700, "assistantText": "a" * 700}
+EVENT = {
+    "schemaVersion": 1,
+    "eventType": "episode",
+    "eventId": "0" * 64,
+    "userText": "u" * 700,
+    "assistantText": "a" * 700,
+}
 
 
 def measure(*, quick: bool) -> list[Row]:
@@ -27,8 +33,20 @@ def measure(*, quick: bool) -> list[Row]:
             with _journal(root / f"many-{number}") as journal:
                 many.append(_threads(journal, count, threads))
     return [
-        Row(name="capture, one thread", figure=median(one), baseline=median(bare), baseline_name="append + fdatasync", unit="us/event"),
-        Row(name=f"capture, {threads} threads", figure=median(many), baseline=median(bare), baseline_name="append + fdatasync", unit="us/event"),
+        Row(
+            name="capture, one thread",
+            figure=median(one),
+            baseline=median(bare),
+            baseline_name="append + fdatasync",
+            unit="us/event",
+        ),
+        Row(
+            name=f"capture, {threads} threads",
+            figure=median(many),
+            baseline=median(bare),
+            baseline_name="append + fdatasync",
+            unit="us/event",
+        ),
     ]
 
 

@@ -36,19 +36,52 @@ def measure(*, quick: bool) -> list[Row]:
         env.pop("PYTHONDONTWRITEBYTECODE", None)  # an installed hook is byte-compiled
         bare, prompt, stop = [], [], []
         for number in range(rounds + 1):
-            base = {"session_id": "s", "prompt_id": f"p-{number}", "cwd": folder, "transcript_path": f"{folder}/none.jsonl"}
+            base = {
+                "session_id": "s",
+                "prompt_id": f"p-{number}",
+                "cwd": folder,
+                "transcript_path": f"{folder}/none.jsonl",
+            }
             asked = {**base, "hook_event_name": "UserPromptSubmit", "prompt": "why did the build fail? " * 20}
-            ended = {**base, "hook_event_name": "Stop", "stop_hook_active": False, "last_assistant_message": "the cache key " * 100}
-            times = [_run([sys.executable, "-c", "pass"], b"", env), _run(command, asked, env), _run(command, ended, env)]
+            ended = {
+                **base,
+                "hook_event_name": "Stop",
+                "stop_hook_active": False,
+                "last_assistant_message": "the cache key " * 100,
+            }
+            times = [
+                _run([sys.executable, "-c", "pass"], b"", env),
+                _run(command, asked, env),
+                _run(command, ended, env),
+            ]
             if number:  # the first round only warms the caches
                 for kept, seconds in zip((bare, prompt, stop), times, strict=True):
                     kept.append(seconds * 1000)
-        captured = len([line for f in Path(folder, "journal").glob("segment-*") for line in f.read_text().splitlines() if '"kind":"event"' in line])
+        captured = len(
+            [
+                line
+                for f in Path(folder, "journal").glob("segment-*")
+                for line in f.read_text().splitlines()
+                if '"kind":"event"' in line
+            ]
+        )
         if captured != rounds + 1:
             raise SystemExit(f"the hook captured {captured} of {rounds + 1} turns: the figures would mean nothing")
     return [
-        Row(name="hook UserPromptSubmit, no agent", figure=median(prompt), baseline=median(bare), baseline_name="python3 -c pass", unit="ms"),
-        Row(name="hook Stop, durable capture", figure=median(stop), baseline=median(bare), baseline_name="python3 -c pass", unit="ms"),
+        Row(
+            name="hook UserPromptSubmit, no agent",
+            figure=median(prompt),
+            baseline=median(bare),
+            baseline_name="python3 -c pass",
+            unit="ms",
+        ),
+        Row(
+            name="hook Stop, durable capture",
+            figure=median(stop),
+            baseline=median(bare),
+            baseline_name="python3 -c pass",
+            unit="ms",
+        ),
     ]
 
 

@@ -33,4 +33,6 @@ def show(rows: Sequence[Row]) -> None:
     base = max(len(r.baseline_name) for r in rows)
     print(f"{'what':<{width}}  {'figure':>10}  {'baseline':>10}  {'unit':<10}  {'against':<{base}}  ratio")
     for r in rows:
-        print(f"{r.name:<{width}}  {r.figure:>10.2f}  {r.baseline:>10.2f}  {r.unit:<10}  {r.baseline_name:<{base}}  {r.ratio:.2f}")
+        print(
+            f"{r.name:<{width}}  {r.figure:>10.2f}  {r.baseline:>10.2f}  {r.unit:<10}  {r.baseline_name:<{base}}  {r.ratio:.2f}"
+        )

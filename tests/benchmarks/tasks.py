@@ -29,12 +29,19 @@ def measure(*, quick: bool) -> list[Row]:
     ours, noop = [], []
     with tempfile.TemporaryDirectory(prefix="bench-", dir="/tmp") as folder:  # a short path: it holds a unix socket
         state = Path(folder)
-        env = supervisor.child_environment({**os.environ, "MEMORY_STATE_DIR": folder, "MEMORY_IN_FLIGHT_EVENTS": str(count)})
+        env = supervisor.child_environment(
+            {**os.environ, "MEMORY_STATE_DIR": folder, "MEMORY_IN_FLIGHT_EVENTS": str(count)}
+        )
         env["NOOP_BROKER_URL"] = f"redis+socket://{embedded.socket_of(state)}"
         server = embedded.EmbeddedRedis(state)
         children = [server.start(env)]
         try:
-            children.insert(0, processes.start("worker", supervisor.worker_command(concurrency=CONCURRENCY), env=env, log=state / "worker.log"))
+            children.insert(
+                0,
+                processes.start(
+                    "worker", supervisor.worker_command(concurrency=CONCURRENCY), env=env, log=state / "worker.log"
+                ),
+            )
             children.insert(0, processes.start("noop", _noop_command(), env=env, log=state / "noop.log"))
             settings = config.load(env)
             _events(settings, 20, "warm")
@@ -45,21 +52,43 @@ def measure(*, quick: bool) -> list[Row]:
         finally:
             processes.stop_all(children)
     return [
-        Row(name="events stored, captured one by one", figure=median(ours), baseline=median(noop), baseline_name="Celery no-op", unit="1/s"),
+        Row(
+            name="events stored, captured one by one",
+            figure=median(ours),
+            baseline=median(noop),
+            baseline_name="Celery no-op",
+            unit="1/s",
+        ),
     ]
 
 
 def _noop_command() -> list[str]:
     return [
         *(sys.executable, "-m", "celery", "-A", "tests.benchmarks.noop_app", "worker", "--pool", "threads"),
-        *("--concurrency", str(CONCURRENCY), "--hostname", "noop@%h", "--loglevel", "WARNING", "-E", "--without-mingle", "--without-gossip"),
+        *(
+            "--concurrency",
+            str(CONCURRENCY),
+            "--hostname",
+            "noop@%h",
+            "--loglevel",
+            "WARNING",
+            "-E",
+            "--without-mingle",
+            "--without-gossip",
+        ),
     ]
 
 
 def _events(settings: config.ProducerConfig, count: int, session: str) -> float:
     """Events per second, capture to receipt."""
     context = scope.HostContext(
-        runtime="custom", platform="local", agent_id="bench", profile_id="default", session_id=session, user="bench", sandboxed=False
+        runtime="custom",
+        platform="local",
+        agent_id="bench",
+        profile_id="default",
+        session_id=session,
+        user="bench",
+        sandboxed=False,
     )
     who = scope.scope_of(context, salt=settings.scope_salt, salt_required=True)
     with AgentMemory(settings, scope=who) as memory:
