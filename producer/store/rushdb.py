@@ -279,9 +279,8 @@ class RushDBStore:
                 if not len(page) or len(rows) >= page.total:
                     break
         found = list(dict.fromkeys(rows))
-        if (
-            cut and len(found) < page.total
-        ):  # pages have no order of their own: one edge came twice, so another not at all
+        # Pages of edges have no order of their own: when one came twice, another did not come at all.
+        if cut and len(found) < page.total:
             raise errors.StoreUnavailable("the edges changed while they were read")
         return tuple(found)
 

@@ -341,6 +341,16 @@ def test_only_a_record_id_can_be_deleted(record_id: str) -> None:
     assert script.sent == []
 
 
+def test_a_record_that_is_not_there_is_deleted_already() -> None:
+    script = Script({"DELETE /records/{}": errors.StoreRefused("not found", status=404)})
+    store_on(script).delete(LABEL, "i")
+    script = Script({"mutate deleteRecord": errors.StoreRefused("not found", status=404)})
+    store_on(script, direct=True).delete(LABEL, "i")
+    assert len(script.sent) == 1
+    with pytest.raises(errors.StoreRefused):
+        store_on(Script({"DELETE /records/{}": errors.StoreRefused("x", status=400)})).delete(LABEL, "i")
+
+
 def link(where: Mapping[str, Any]) -> LinkSpec:
     return LinkSpec(type="T", source_label="A", source_key="k", source_where=where, target_label="B", target_key="k")
 
@@ -526,6 +536,21 @@ def test_a_write_whose_answer_cannot_be_read_has_an_unknown_outcome(data: Any) -
     with pytest.raises(errors.StoreUnavailable) as caught:
         store_on(script).upsert(LABEL, [{"k": "a"}], ["k"], wake=True)
     assert caught.value.outcome_unknown is True
+
+
+@pytest.mark.parametrize("answer", [{}, {"success": True}, {"data": None}])
+def test_an_answer_without_data_does_not_acknowledge_a_write(answer: Any) -> None:
+    routes = ("POST /records", "POST /records/import/json", "POST /relationships/create-many", "DELETE /records/{}")
+    store = store_on(Script(dict.fromkeys(routes, answer)))
+    for call in (
+        lambda: store.upsert(LABEL, [{"k": "a"}], ["k"]),
+        lambda: store.upsert(LABEL, [{"k": "a"}], ["k"], wake=True),
+        lambda: store.link(link({})),
+        lambda: store.delete(LABEL, "i"),
+    ):
+        with pytest.raises(errors.StoreUnavailable) as caught:
+            call()
+        assert caught.value.outcome_unknown is True
 
 
 @pytest.mark.parametrize(

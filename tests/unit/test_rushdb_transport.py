@@ -473,6 +473,17 @@ def test_anything_but_a_whole_json_object_leaves_the_outcome_of_a_write_unknown(
     assert error.outcome_unknown is writes
 
 
+@pytest.mark.parametrize(
+    "behaviour", [reset, raw(b""), answer(500, {}), answer(429, {}), answer(503, {}, Retry_After="0")]
+)
+def test_there_is_one_try_per_call(behaviour: Behaviour) -> None:
+    with served(behaviour) as (stub, transport):
+        for method in ("GET", "POST", "DELETE"):
+            with pytest.raises(errors.Retryable):
+                transport.call(method, "/x", what="x", writes=True, deadline=Deadline(5))
+    assert [request.method for request in stub.requests] == ["GET", "POST", "DELETE"]
+
+
 def test_an_answer_beyond_the_bound_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("producer.store.transport.MAX_BODY_BYTES", 1000)
     for behaviour in (answer(200, {"a": "x" * 1000}), raw(HEAD + b"\r\n" + b" " * 2000)):
