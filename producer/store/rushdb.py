@@ -1,7 +1,7 @@
 """The store port on RushDB, through its SDK: Cloud and platform by API key (`rushdb`), the engine (`rushdb-direct`).
 
-`transport` knows HTTP and what a status means, `sdk` which requests may be sent; here stands what is asked. The manners
-were measured on RushDB 2.11.2:
+`transport` knows HTTP and what a status means, `sdk` which requests may be sent, `rushdb_values` what may stand in
+them; here stands what is asked. The manners were measured on RushDB 2.11.2:
 
 - An upsert is an import with all four options, its rows sorted by merge key, one in flight per label and process: two
   batches in different order deadlock, and two upserts of one new key make two records. `wake` sends the single form,
@@ -20,9 +20,7 @@ Which indexes there are is looked up once, and again after a minute when what is
 from __future__ import annotations
 
 import functools
-import math
 import os
-import re
 import threading
 import time
 import urllib.parse
@@ -35,10 +33,9 @@ from typing import Any, TypeVar
 import rushdb
 
 from producer import errors
-from producer.store import where as wheres
+from producer.store import rushdb_values as values
 from producer.store.port import (
     FIND_LIMIT,
-    UPSERT_ROWS,
     Capabilities,
     Edge,
     IndexSpec,
@@ -56,19 +53,8 @@ __all__ = ["RushDBStore"]
 EDGE_PAGE = 1000  # the most that one answer holds; a larger limit is silently cut to 100
 ID_PAGE = 300  # record ids in one where: a find costs the same for one and for three hundred
 LOOK_AGAIN_S = 60.0
-MIN_NORM = 1e-12
+INDEX_NAME_UNITS = 64
 PING_LABEL = "MEMORY_MARK"  # any label does; an unlabelled find would sort all records
-
-_LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)  # the server puts labels and edge types into statements as is
-_RECORD_ID = re.compile(r"[A-Za-z0-9_-]{1,100}", re.ASCII)
-_SPLICEABLE = re.compile(r"""[^\x00-\x1f'"`\\\x7f-\uffff]*""")
-_NAME_UNITS = 100
-_UNQUOTABLE = frozenset("`'\"\\")  # property names stand between backticks, and nothing in them is escaped
-# The server takes these apart in an answer or a body, so that a property of that name is lost.
-_TAKEN_NAMES = frozenset({"data", "total", "records", "label", "properties", "options", "vectors"})
-_WORD = re.compile(r"\w+")
-_QUERY_WORDS = 512
-_INDEX_NAME_UNITS = 64
 
 _T = TypeVar("_T")
 
@@ -146,8 +132,8 @@ class RushDBStore:
     def upsert(
         self, label: str, rows: Sequence[Mapping[str, Value]], merge_by: Sequence[str], *, wake: bool = False
     ) -> Sequence[Record]:
-        _check_label(label)
-        batch = _batch(rows, merge_by)
+        values.check_label(label)
+        batch = values.batch_of(rows, merge_by)
         if wake and len(batch) != 1:
             raise errors.StoreRefused("a waking upsert takes one row")
         if not batch:
@@ -163,7 +149,7 @@ class RushDBStore:
                 found = [db.records.upsert(batch[0], label=label, options=options)]
             else:
                 found = list(db.records.create_many(label, batch, options=options))
-            return tuple(record for record in map(_record, found) if record.label == label)
+            return tuple(record for record in map(values.record_of, found) if record.label == label)
 
     def find(
         self,
@@ -174,12 +160,12 @@ class RushDBStore:
         skip: int = 0,
         order_by: Sequence[tuple[str, str]] = (("__id", "asc"),),
     ) -> Page:
-        _check_label(label)
+        values.check_label(label)
         query: dict[str, Any] = {
             "labels": [label],
-            "where": _checked_where(where),
-            "limit": _checked_limit(limit),
-            "orderBy": _order(order_by),
+            "where": values.checked_where(where),
+            "limit": values.checked_limit(limit),
+            "orderBy": values.order_of(order_by),
         }
         if isinstance(skip, bool) or not isinstance(skip, int) or skip < 0:
             raise errors.StoreRefused("skip must be 0 or more")
@@ -187,7 +173,7 @@ class RushDBStore:
             query["skip"] = skip
         with self._call() as (db, _):
             result = db.records.find(query)
-            return Page(records=tuple(map(_record, result)), total=result.total)
+            return Page(records=tuple(map(values.record_of, result)), total=result.total)
 
     def search(
         self,
@@ -199,15 +185,19 @@ class RushDBStore:
         vector: Sequence[float] | None = None,
         limit: int = 20,
     ) -> Sequence[Record]:
-        _check_label(label)
-        _check_name(property)
-        query: dict[str, Any] = {"labels": [label], "where": _checked_where(where), "limit": _checked_limit(limit)}
+        values.check_label(label)
+        values.check_name(property)
+        query: dict[str, Any] = {
+            "labels": [label],
+            "where": values.checked_where(where),
+            "limit": values.checked_limit(limit),
+        }
         if not where:
             raise errors.StoreRefused("a search needs a where: only then does RushDB filter before it ranks")
         if text is None and vector is None:
             raise errors.StoreRefused("a search needs a text, a vector or both")
-        words = _words(text or "")
-        numbers = _checked_vector(vector) if vector is not None else None
+        words = values.words_of(text or "")
+        numbers = values.checked_vector(vector) if vector is not None else None
         if numbers is None and not (text or "").strip():
             return ()
         with self._call() as (db, _):
@@ -215,12 +205,11 @@ class RushDBStore:
                 found = self._search_text(db, label, property, query, text or "", words)
             else:
                 found = self._search_vector(db, label, property, query, numbers, words)
-            return tuple(map(_record, found))
+            return tuple(map(values.record_of, found))
 
     def delete(self, label: str, record_id: str) -> None:
-        _check_label(label)
-        if not _RECORD_ID.fullmatch(record_id):
-            raise errors.StoreRefused("this is no record id")
+        values.check_label(label)
+        values.check_record_id(record_id)
         try:
             with self._call(writes=True) as (db, _):
                 db.records.delete_by_id(record_id)
@@ -232,11 +221,11 @@ class RushDBStore:
 
     def link(self, spec: LinkSpec) -> None:
         for label in (spec.source_label, spec.target_label, spec.type):
-            _check_label(label)
+            values.check_label(label)
         for name in (spec.source_key, spec.target_key):
-            _check_name(name)
-        _checked_where(spec.source_where)
-        _checked_where(spec.target_where)
+            values.check_name(name)
+        values.checked_where(spec.source_where)
+        values.checked_where(spec.target_where)
         with self._call(writes=True) as (db, _):
             source_where = self._spliceable(db, spec.source_label, spec.source_where)
             target_where = self._spliceable(db, spec.target_label, spec.target_where)
@@ -251,13 +240,13 @@ class RushDBStore:
     def _spliceable(self, db: rushdb.RushDB, label: str, where: Where) -> dict[str, Any] | None:
         """`where` for a link: as it is, or by record ids when it holds a text that would break the server's statement.
         None when nothing matches."""
-        if all(_SPLICEABLE.fullmatch(text) for text in _strings(where)):
+        if values.is_spliceable(where):
             return dict(where)
         ids: list[str] = []
         while True:
             query = {"labels": [label], "where": dict(where), "limit": FIND_LIMIT, "orderBy": {"__id": "asc"}}
             page = db.records.find({**query, "skip": len(ids)} if ids else query)
-            ids.extend(_record(record).id for record in page)
+            ids.extend(values.record_of(record).id for record in page)
             if not len(page) or len(ids) >= page.total:
                 return {"$id": {"$in": ids}} if ids else None
 
@@ -268,14 +257,14 @@ class RushDBStore:
         return self._edges("target", label, where)
 
     def _edges(self, end: str, label: str, where: Where) -> Sequence[Edge]:
-        _check_label(label)
-        query = {end: {"labels": [label], "where": _checked_where(where)}}
+        values.check_label(label)
+        query = {end: {"labels": [label], "where": values.checked_where(where)}}
         rows: list[Edge] = []
         with self._call() as (db, _):
             while True:
                 page = db.relationships.find(query, pagination={"limit": EDGE_PAGE, "skip": len(rows) or None})
                 cut = len(page) < page.total
-                rows.extend(map(_edge, page))
+                rows.extend(map(values.edge_of, page))
                 if not len(page) or len(rows) >= page.total:
                     break
         found = list(dict.fromkeys(rows))
@@ -287,9 +276,9 @@ class RushDBStore:
     # -- vectors -------------------------------------------------------------------------------------------------------
 
     def set_vectors(self, label: str, property: str, vectors: Mapping[str, Sequence[float]]) -> None:
-        _check_label(label)
-        _check_name(property)
-        items = [{"recordId": one, "vector": _checked_vector(vector)} for one, vector in sorted(vectors.items())]
+        values.check_label(label)
+        values.check_name(property)
+        items = [{"recordId": one, "vector": values.checked_vector(vector)} for one, vector in sorted(vectors.items())]
         if not items:
             return
         sizes = {len(item["vector"]) for item in items}
@@ -302,8 +291,8 @@ class RushDBStore:
                 raise errors.StoreUnavailable("not all vectors were stored", outcome_unknown=True)
 
     def with_vectors(self, label: str, property: str, record_ids: Sequence[str]) -> frozenset[str]:
-        _check_label(label)
-        _check_name(property)
+        values.check_label(label)
+        values.check_name(property)
         ids = sorted(set(record_ids))
         found: set[str] = set()
         with self._call() as (db, _):
@@ -319,15 +308,15 @@ class RushDBStore:
                         "where": {"$id": {"$in": some}},
                         "limit": len(some),
                     }
-                    found.update(_record(record).id for record in db.records.vector_search(query))
+                    found.update(values.record_of(record).id for record in db.records.vector_search(query))
         return frozenset(found.intersection(ids))
 
     # -- the server ----------------------------------------------------------------------------------------------------
 
     def ensure_indexes(self, specs: Sequence[IndexSpec]) -> Capabilities:
         for spec in specs:
-            _check_label(spec.label)
-            _check_name(spec.property)
+            values.check_label(spec.label)
+            values.check_name(spec.property)
             if spec.dimensions is not None and not 1 <= spec.dimensions <= 4096:
                 raise errors.StoreRefused("an index has 1 to 4,096 dimensions")
         with self._call(writes=True) as (db, _):
@@ -481,7 +470,7 @@ def _missing(known: _Indexes, specs: Sequence[IndexSpec]) -> list[Callable[[rush
             vectors[*place, None] = functools.partial(_create_vector_index, definition)
         if known.has_text_indexes and place not in known.text_declared:
             # The name is given, so that of two that make it at once one gets a 409, not a second index.
-            name = f"{spec.label}.{spec.property}.text"[:_INDEX_NAME_UNITS]
+            name = f"{spec.label}.{spec.property}.text"[:INDEX_NAME_UNITS]
             words = {"label": spec.label, "property": spec.property, "name": name}
             texts[place] = functools.partial(_create_text_index, words)
     return [*vectors.values(), *texts.values()]
@@ -511,7 +500,7 @@ def _attempt(make: Callable[[rushdb.RushDB], object], db: rushdb.RushDB) -> erro
     return None
 
 
-# -- what comes in -----------------------------------------------------------------------------------------------------
+# -- settings ----------------------------------------------------------------------------------------------------------
 
 
 def _require_sdk(version: str) -> None:
@@ -545,145 +534,3 @@ def _address(url: str) -> tuple[str, bool]:
             raise errors.SettingsRefused("MEMORY_STORE_URL", "ends in /api/v1, or in nothing after the host")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return f"{scheme.rpartition('+')[2]}://{host}{f':{port}' if port is not None else ''}{path}", direct
-
-
-def _check_label(label: str) -> None:
-    if not _LABEL.fullmatch(label):
-        raise errors.StoreRefused("labels and edge types are of letters, digits and _")
-
-
-def _check_name(name: str) -> None:
-    if not _is_name(name) or name in _TAKEN_NAMES:
-        raise errors.StoreRefused("a property name that RushDB cannot take")
-
-
-def _is_name(name: object) -> bool:
-    if not isinstance(name, str) or not 1 <= len(name) <= _NAME_UNITS or name.startswith(("$", "__")):
-        return False
-    return name.isprintable() and _UNQUOTABLE.isdisjoint(name)
-
-
-def _checked_limit(limit: int) -> int:
-    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= FIND_LIMIT:
-        raise errors.StoreRefused(f"limit must be 1 to {FIND_LIMIT}")
-    return limit
-
-
-def _checked_where(where: Where) -> dict[str, Any]:
-    """`where` as it is, once it is known to be of the port's subset."""
-    _check_names(wheres.parse(where))
-    return dict(where)
-
-
-def _check_names(condition: wheres.Condition) -> None:
-    match condition:
-        case wheres.All(parts) | wheres.Either(parts):
-            for part in parts:
-                _check_names(part)
-        case wheres.Not(part):
-            _check_names(part)
-        case wheres.Compare(name=name) | wheres.Among(name=name) | wheres.Exists(name=name):
-            if not _is_name(name):
-                raise errors.Unsupported("a where names a property that RushDB cannot take")
-
-
-def _strings(value: object) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _strings(part)
-    elif isinstance(value, Sequence):
-        for part in value:
-            yield from _strings(part)
-
-
-def _order(order_by: Sequence[tuple[str, str]]) -> dict[str, str]:
-    order: dict[str, str] = {}
-    for name, direction in order_by:
-        if name != "__id":
-            _check_name(name)
-        if direction not in ("asc", "desc"):
-            raise errors.StoreRefused('an order is "asc" or "desc"')
-        order.setdefault(name, direction)
-    order.setdefault("__id", "asc")
-    return order
-
-
-def _batch(rows: Sequence[Mapping[str, Value]], merge_by: Sequence[str]) -> list[dict[str, Value]]:
-    """The rows as they are sent: checked, and sorted by merge key, so that no two batches wait for one another."""
-    if len(rows) > UPSERT_ROWS:
-        raise errors.StoreRefused(f"at most {UPSERT_ROWS} rows per upsert")
-    if not merge_by:
-        raise errors.StoreRefused("an upsert needs merge keys: without any, RushDB matches by all properties")
-    keyed: dict[tuple[wheres.Key, ...], dict[str, Value]] = {}
-    for row in rows:
-        for name, value in row.items():
-            _check_name(name)
-            _check_value(name, value)
-        if any(name not in row for name in merge_by):
-            raise errors.StoreRefused("a row lacks a merge key: RushDB would make a new record each time")
-        key = tuple(wheres.key(row[name]) for name in merge_by)
-        if key in keyed:
-            raise errors.StoreRefused("two rows of one upsert have the same merge key")
-        keyed[key] = dict(row)
-    return [keyed[key] for key in sorted(keyed)]
-
-
-def _check_value(name: str, value: object) -> None:
-    match value:
-        case str() | bool():
-            return
-        case int() if abs(value) <= 1 << 53:
-            return
-        case float() if math.isfinite(value):
-            return
-    raise errors.StoreRefused(f"the value of {name} is no string, number (finite, whole ones up to 2**53) or boolean")
-
-
-def _words(text: str) -> str:
-    """The words of `text`, each once. Lower case and nothing else, so that none is an operator of a query language."""
-    return " ".join(list(dict.fromkeys(_WORD.findall(text.casefold())))[:_QUERY_WORDS])
-
-
-def _checked_vector(vector: Sequence[float]) -> list[float]:
-    numbers = [float(number) for number in vector]
-    norm = math.hypot(*numbers)
-    if not math.isfinite(norm) or norm < MIN_NORM:
-        raise errors.StoreRefused("a vector must be of finite numbers and not be zero: it would fail every search")
-    return numbers
-
-
-# -- what comes back ---------------------------------------------------------------------------------------------------
-
-
-def _record(found: rushdb.Record) -> Record:
-    """Raises `ValueError` or `LookupError` when this is no record; `translated` turns it into ours."""
-    data = found.data
-    record_id, label, score = data["__id"], data["__label"], data.get("__score")
-    if not isinstance(record_id, str) or not isinstance(label, str):
-        raise ValueError("no record")
-    return Record(
-        id=record_id,
-        label=label,
-        properties={
-            name: value
-            for name, value in data.items()
-            if not name.startswith("__") and isinstance(value, str | int | float | bool)
-        },
-        score=None if score is None else float(score),
-    )
-
-
-def _edge(row: Mapping[str, Any]) -> Edge:
-    ends = (row["sourceId"], row["sourceLabel"]), (row["targetId"], row["targetLabel"])
-    if row.get("direction") == "in":  # told from the other end
-        ends = ends[1], ends[0]
-    (source_id, source_label), (target_id, target_label) = ends
-    return Edge(
-        type=row["type"],
-        source_id=source_id,
-        target_id=target_id,
-        source_label=source_label,
-        target_label=target_label,
-    )
