@@ -122,12 +122,6 @@ class Settings(pydantic_settings.BaseSettings):
         "JSON list of the keys that workers accept (0600); without it the one key of this environment.",
         unit="path",
     )
-    log_level: str = _setting(
-        "INFO",
-        "Least severity that workers log.",
-        unit="level",
-        pattern=r"^(DEBUG|INFO|WARNING|ERROR)$",
-    )
     flower_port: int = _setting(
         5555,
         "Flower's port on loopback; its metrics are open whatever its password, so it listens nowhere else.",

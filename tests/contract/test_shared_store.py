@@ -18,6 +18,7 @@ from memory_tasks import shared_store
 from producer import errors
 from producer.store import port
 from producer.store.sqlite import SqliteStore
+from tests.contract.store_contract import StoreContract
 
 DEADLINE_S = 10.0
 
@@ -374,3 +375,13 @@ def test_lanes_that_are_idle_are_let_go(setup):
     for number in range(600):
         find(setup, "f000", scopeKey=str(number))()
     assert len(setup.shared._lanes) <= 257
+
+
+class TestSharedStore(StoreContract):
+    """To one caller it is a store like any other."""
+
+    @pytest.fixture
+    def store(self, tmp_path) -> Iterator[port.Store]:
+        made = shared_store.SharedStore(SqliteStore(tmp_path / "store.sqlite3"))
+        yield made
+        made.close()

@@ -69,7 +69,6 @@ def test_a_shorter_visibility_timeout_is_refused_with_the_default_countdowns(tmp
         ("MEMORY_CONCURRENCY", "0"),
         ("MEMORY_VISIBILITY_TIMEOUT_S", "-1"),
         ("MEMORY_VISIBILITY_TIMEOUT_S", "nan"),
-        ("MEMORY_LOG_LEVEL", "loud"),
         ("MEMORY_FLOWER_USER", "a:b"),
     ],
 )
