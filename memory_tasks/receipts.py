@@ -1,0 +1,92 @@
+"""Sending receipts: signed entries in one bounded Redis list per journal, with what is counted and listed beside them.
+
+One transaction per message: receipts, counts and dead letters are all there or none. A receipt that is lost (Redis
+forgot it, or the list was full) costs an idempotent redelivery and nothing else, so the list is bounded and expires.
+
+Redis keys of the whole service, beside Celery's own:
+
+    memory:receipts:<journalId>                     expires `MEMORY_RECEIPTS_TTL_S` after the last receipt
+    memory:recent:<tenant>:<scopeKey>               expires; see producer.recall.recent
+    memory:counts:<tenant>, memory:refused          without a time to live; see memory_tasks.counts
+    memory:dead:<tenant>, memory:dead:<tenant>:at   without a time to live; see memory_tasks.dead_letters
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from memory_tasks import counts, dead_letters, redis_errors
+from producer import errors, message, receipt
+
+__all__ = ["KEYS_WITHOUT_TTL", "Receipts"]
+
+# What a check for leaking keys may find without a time to live (prefixes).
+KEYS_WITHOUT_TTL = ("memory:counts:", "memory:refused", "memory:dead:")
+
+
+class Receipts:
+    """Sends receipts through a redis-py client that is shared between threads. Raises `errors.RedisUnavailable`."""
+
+    def __init__(
+        self,
+        client: Any,
+        *,
+        ttl_s: int,
+        dead_letters_kept: int,
+        wall_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._client = client
+        self._ttl_s = ttl_s
+        self._dead_letters_kept = dead_letters_kept
+        self._wall_s = wall_s
+
+    def send(
+        self,
+        sent: Sequence[tuple[str, receipt.Receipt]],
+        *,
+        key: message.Key,
+        tenant: str,
+        counted: Mapping[str, int],
+    ) -> None:
+        """Send receipts, each with its journal's id, and count. Signed with the key that signed the message."""
+        now_ms = int(self._wall_s() * 1000)
+        entries: defaultdict[str, list[str]] = defaultdict(list)
+        for journal_id, one in sent:
+            entries[journal_id].append(receipt.encode(one, journal_id=journal_id, key=key))
+        dead = [
+            dead_letters.DeadLetter(
+                id=one.id,
+                line_hash=one.line_hash,
+                journal_id=journal_id,
+                reason=one.reason,
+                at_ms=now_ms,
+                deaths=one.deaths,
+            )
+            for journal_id, one in sent
+            if one.state is receipt.State.DEAD
+        ]
+        ended = [one.line_hash for _, one in sent if one.state in (receipt.State.STORED, receipt.State.FORGOTTEN)]
+        if any(one.state is receipt.State.STORED for _, one in sent):
+            counted = {**counted, counts.LAST_STORED: now_ms}
+        with redis_errors.translated(), self._client.pipeline(transaction=True) as pipeline:
+            for journal_id, texts in entries.items():
+                name = receipt.list_name(journal_id)
+                pipeline.rpush(name, *texts)
+                pipeline.ltrim(name, -receipt.MAX_LISTED, -1)
+                pipeline.expire(name, self._ttl_s)
+            counts.add(pipeline, counts.key_name(tenant), counted)
+            dead_letters.add(pipeline, tenant, dead)
+            dead_letters.discard(pipeline, tenant, ended)
+            pipeline.execute()
+        if dead:
+            with contextlib.suppress(errors.RedisUnavailable):  # the next dead letter trims it
+                dead_letters.trim(self._client, tenant, keep=self._dead_letters_kept)
+
+    def refused(self, reason: str) -> None:
+        """Count a message that no tenant answers for."""
+        with redis_errors.translated():
+            self._client.hincrby(counts.REFUSED, reason, 1)

@@ -1,0 +1,139 @@
+"""Receipts, counts and dead letters on a real Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis as redis_py
+
+from memory_tasks import counts, dead_letters, receipts
+from producer import errors, message, receipt
+from producer.receipt import Receipt, State
+from tests.redis_server import RedisServer, redis_server
+
+KEY = message.Key(id="key", secret=b"s" * 32)
+JOURNAL, OTHER_JOURNAL = "a" * 32, "b" * 32
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Iterator[RedisServer]:
+    with redis_server(tmp_path_factory.mktemp("redis")) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server) -> Iterator[redis_py.Redis]:
+    made = redis_py.Redis.from_url(server.url)
+    made.flushall()
+    yield made
+    made.close()
+
+
+def sender(client: Any, **changes: Any) -> receipts.Receipts:
+    return receipts.Receipts(
+        client, **{"ttl_s": 1000, "dead_letters_kept": 3, "wall_s": lambda: 1_800_000_000.0, **changes}
+    )
+
+
+def one(number: int, state: State = State.STORED, **more: Any) -> Receipt:
+    return Receipt(line_hash=f"{number:064x}", id=f"{number:064x}", state=state, **more)
+
+
+def dead(number: int) -> Receipt:
+    return one(number, State.DEAD, reason=f"reason_{number}")
+
+
+def test_receipts_go_to_the_list_of_their_journal_signed_and_in_order(client):
+    sent = [(JOURNAL, one(1)), (OTHER_JOURNAL, one(2)), (JOURNAL, one(3, State.DEFERRED, reason="x", delay_s=9.5))]
+    sender(client).send(sent, key=KEY, tenant="local", counted={})
+    for journal_id in (JOURNAL, OTHER_JOURNAL):
+        entries = client.lrange(receipt.list_name(journal_id), 0, -1)
+        got = [receipt.decode(e, journal_id=journal_id, secret_of={"key": KEY.secret}.get) for e in entries]
+        assert got == [of for to, of in sent if to == journal_id]
+        assert 0 < client.ttl(receipt.list_name(journal_id)) <= 1000
+
+
+def test_the_list_keeps_the_newest_receipts_up_to_its_bound(client, monkeypatch):
+    monkeypatch.setattr(receipt, "MAX_LISTED", 5)
+    for start in (0, 4):
+        sender(client).send([(JOURNAL, one(n)) for n in range(start, start + 4)], key=KEY, tenant="t", counted={})
+    entries = client.lrange(receipt.list_name(JOURNAL), 0, -1)
+    got = [receipt.decode(e, journal_id=JOURNAL, secret_of=lambda _: KEY.secret) for e in entries]
+    assert got == [one(n) for n in range(3, 8)]
+
+
+def test_counts_add_up_per_tenant_and_tell_when_something_was_stored_last(client):
+    made = sender(client)
+    made.send([(JOURNAL, one(1))], key=KEY, tenant="a", counted={"stored": 1, "cache_errors": 0})
+    made.send([(JOURNAL, one(2))], key=KEY, tenant="a", counted={"stored": 2})
+    made.send([], key=KEY, tenant="b", counted={"retried": 1})
+    assert counts.read(client, "a") == {"stored": 3, counts.LAST_STORED: 1_800_000_000_000}
+    assert counts.read(client, "b") == {"retried": 1}
+    assert counts.read(client, "c") == {}
+    made.refused("unsigned")
+    made.refused("unsigned")
+    assert counts.read_refused(client) == {"unsigned": 2}
+
+
+def test_dead_letters_are_listed_newest_first_and_bounded(client):
+    now = [1_800_000_000.0]
+    made = sender(client, wall_s=lambda: now[0])
+    for number in range(5):
+        now[0] += 1
+        made.send([(JOURNAL, dead(number))], key=KEY, tenant="local", counted={})
+    listed = dead_letters.read(client, "local")
+    assert [letter.reason for letter in listed] == ["reason_4", "reason_3", "reason_2"]
+    assert dead_letters.total(client, "local") == 3
+    assert client.hlen(dead_letters.key_name("local")) == 3
+    assert listed[0] == dead_letters.DeadLetter(
+        id=f"{4:064x}", line_hash=f"{4:064x}", journal_id=JOURNAL, reason="reason_4", at_ms=int(now[0] * 1000)
+    )
+    assert len(dead_letters.read(client, "local", limit=2)) == 2
+    assert dead_letters.read(client, "other") == []
+
+
+@pytest.mark.parametrize("state", [State.STORED, State.FORGOTTEN])
+def test_a_line_that_ended_well_after_all_leaves_the_listing(client, state):
+    made = sender(client)
+    made.send([(JOURNAL, dead(1)), (JOURNAL, dead(2))], key=KEY, tenant="local", counted={})
+    made.send([(JOURNAL, one(1, state))], key=KEY, tenant="local", counted={})
+    assert [letter.id for letter in dead_letters.read(client, "local")] == [f"{2:064x}"]
+
+
+def test_the_same_dead_line_twice_is_listed_once(client):
+    made = sender(client)
+    for _ in range(2):
+        made.send([(JOURNAL, dead(1))], key=KEY, tenant="local", counted={})
+    assert dead_letters.total(client, "local") == 1
+
+
+def test_only_the_named_keys_have_no_time_to_live(client):
+    made = sender(client)
+    made.send([(JOURNAL, one(1)), (JOURNAL, dead(2))], key=KEY, tenant="local", counted={"stored": 1})
+    made.refused("unsigned")
+    lasting = [name.decode() for name in client.scan_iter() if client.ttl(name) == -1]
+    assert len(lasting) == 4
+    assert all(name.startswith(receipts.KEYS_WITHOUT_TTL) for name in lasting)
+
+
+def test_a_redis_that_is_away_or_frozen_raises_in_time_and_says_nothing_of_the_command(tmp_path):
+    with redis_server(tmp_path / "away") as server:
+        client = redis_py.Redis.from_url(server.url, socket_timeout=0.2)
+        made = sender(client)
+        server.freeze()
+        with pytest.raises(errors.RedisUnavailable):
+            made.send([(JOURNAL, one(1))], key=KEY, tenant="local", counted={})
+        server.thaw()
+        server.kill()
+        for call in (
+            lambda: made.send([(JOURNAL, dead(1))], key=KEY, tenant="local", counted={}),
+            lambda: made.refused("unsigned"),
+            lambda: counts.read(client, "local"),
+            lambda: dead_letters.read(client, "local"),
+        ):
+            with pytest.raises(errors.RedisUnavailable) as caught:
+                call()
+            assert "memory:" not in str(caught.value)
+        client.close()
