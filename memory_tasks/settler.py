@@ -1,0 +1,112 @@
+"""The parts of each tenant that settling needs, opened once per process, and settling itself.
+
+Whoever handles deliveries, the worker or one of its children, holds one `Settler`. Stores are shared between its
+threads (`shared_store`). Indexes are ensured before a tenant's first delivery and, when that failed, again now and
+then: trouble with an index is the deployment's, never a delivery's.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from memory_tasks import clock, shared_store
+from producer import errors
+from producer.convergence import delivery, driver
+from producer.store import port
+
+__all__ = ["INDEXED", "Parts", "Settler"]
+
+logger = logging.getLogger(__name__)
+
+INDEXED = (("EPISODE", "summary"), ("MEMORY_FACT", "text"))
+_INDEXES_AGAIN_S = 60.0
+
+
+class _OneTurn(driver.Waker):
+    """Deliveries of one tenant see its store through views of their own, and share one turn of waking its indexes."""
+
+    def __init__(self, store: port.Store) -> None:
+        super().__init__()
+        self._store = store
+
+    def is_due(self, store: port.Store, label: str) -> bool:
+        return super().is_due(self._store, label)
+
+
+@dataclass(kw_only=True, eq=False)
+class Parts:
+    """What one tenant's deliveries use. `recent` and `embedder` may be None."""
+
+    store: shared_store.SharedStore
+    recent: driver.RecentWrites | None = None
+    embedder: driver.Embedder | None = None
+    dimensions: int | None = None  # of external vectors; None: the server embeds, or nobody
+    waker: driver.Waker = field(init=False)
+    indexes_due_s: float | None = 0.0  # on time.monotonic; None: they are there
+    guard: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.waker = _OneTurn(self.store)
+
+
+class Settler:
+    """Settles deliveries of any tenant. Safe between threads."""
+
+    def __init__(
+        self,
+        parts: Mapping[str, Parts],
+        *,
+        forget_margin_s: float,
+        now_s: Callable[[], float] = clock.now_s,
+    ) -> None:
+        self._parts = dict(parts)
+        self._forget_margin_s = forget_margin_s
+        self._now_s = now_s
+
+    def settle(
+        self, tenant: str, deliveries: Sequence[delivery.Delivery], *, until: float
+    ) -> list[delivery.Settled | delivery.Failed]:
+        """What became of each. No request is sent after `until` on the delivery clock."""
+        parts = self._parts[tenant]
+        self._ensure_indexes(tenant, parts)
+        return driver.settle_all(
+            parts.store.until(until),
+            deliveries,
+            recent=parts.recent,
+            embedder=parts.embedder,
+            deadline=lambda: self._now_s() > until,
+            forget_margin_s=self._forget_margin_s,
+            waker=parts.waker,
+        )
+
+    def close(self) -> None:
+        for parts in self._parts.values():
+            parts.store.close()
+            for other in (parts.recent, parts.embedder):
+                close: Any = getattr(other, "close", None)
+                if close is not None:
+                    close()
+
+    def _ensure_indexes(self, tenant: str, parts: Parts) -> None:
+        due = parts.indexes_due_s
+        if due is None or time.monotonic() < due or not parts.guard.acquire(blocking=False):
+            return
+        try:
+            specs = [port.IndexSpec(label=label, property=name, dimensions=parts.dimensions) for label, name in INDEXED]
+            parts.store.ensure_indexes(specs)
+            parts.indexes_due_s = None
+        except errors.IngestError as problem:
+            parts.indexes_due_s = time.monotonic() + _INDEXES_AGAIN_S
+            logger.warning(
+                "action=indexes_missing tenant=%s problem=%s; recall is slower or empty until the next try in %.0f s",
+                tenant,
+                type(problem).__name__,
+                _INDEXES_AGAIN_S,
+            )
+        finally:
+            parts.guard.release()
