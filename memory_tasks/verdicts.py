@@ -1,0 +1,207 @@
+"""From what became of each delivery of a message to its answer: receipts, what comes again, what is counted.
+
+A delivery is *unsure* if its item says so, if the broker says redelivered, or if a write in it got no complete answer.
+
+    ended, sure          receipt stored, forgotten or dead
+    ended, unsure        later look: made once more, whole, after `MEMORY_STORE_LATE_S`. That one is final, and gives
+                         the receipt, unless it was unsure by a redelivery or a write of its own
+    not ended, unsure    receipt deferred, reason `unsure`, for at least that long; so is a later look that did not end
+    not ended, sure      one event: Celery retry, at most `MEMORY_RETRY_LIMIT` of them, then deferred; a member of a
+                         chunk: deferred at once, so that it comes back singly
+
+A wait the store asked for that is longer than `MEMORY_RETRY_MAX_COUNTDOWN_S` goes to the journal as `delayS`. *Ended*
+is settled, or refused for good. A wrong key of the store or a wrong setting is not: it is the deployment's fault, and
+no event may be given up for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memory_tasks import incoming
+from producer import errors, message
+from producer.convergence import delivery
+from producer.receipt import Receipt, State
+
+__all__ = ["LATER_LOOK", "UNSURE", "Again", "Answer", "Policy", "Result", "Verdicts", "backoff_s"]
+
+UNSURE = "unsure"
+LATER_LOOK = "later_look"
+_FAULT_OF_DEPLOYMENT = (errors.StoreDenied, errors.SettingsRefused)
+_DEPLOYMENT_DELAY_S = 300.0  # a person must act first
+_FIRST_COUNTDOWN_S = 2.0
+
+Result = delivery.Settled | delivery.Failed
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Policy:
+    """Bounds and waits, from the settings."""
+
+    visibility_timeout_s: float = 600.0
+    store_late_s: float = 60.0
+    retry_max_countdown_s: float = 30.0
+    retry_limit: int = 3
+    poison_deaths: int = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Again:
+    """The message is to come again: a Celery retry with these arguments, signed with this key."""
+
+    items: Sequence[message.Item]
+    tries: int
+    unsure_until: float | None
+    countdown_s: float
+    reason: str  # a code; Flower shows it
+    key: message.Key
+
+    def arguments(self) -> dict[str, Any]:
+        return message.arguments(self.items, tries=self.tries, unsure_until=self.unsure_until)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What one message led to. Each receipt stands with its journal's id."""
+
+    receipts: Sequence[tuple[str, Receipt]]
+    again: Again | None
+    counted: Mapping[str, int]
+
+
+def backoff_s(policy: Policy, tries: int, chance: Callable[[], float]) -> float:
+    """Wait before the next Celery retry: growing, jittered down by up to half, at most the longest countdown."""
+    return min(_FIRST_COUNTDOWN_S * 4.0**tries, policy.retry_max_countdown_s) * (0.5 + chance() / 2)
+
+
+class Verdicts:
+    """Collects the results of one message; `answer` tells what they come to."""
+
+    def __init__(
+        self,
+        asked: incoming.Message,
+        key: message.Key,
+        policy: Policy,
+        *,
+        wall_s: Callable[[], float] = time.time,
+        chance: Callable[[], float],
+    ) -> None:
+        self._asked = asked
+        self._key = key
+        self._policy = policy
+        self._wall_s = wall_s
+        self._chance = chance
+        self._receipts: list[tuple[str, Receipt]] = []
+        self._looks: list[message.Item] = []
+        self._retry: Again | None = None
+        self._counted: Counter[str] = Counter()
+
+    def answer(self) -> Answer:
+        again = self._retry
+        if self._looks:
+            late_s = self._policy.store_late_s
+            again = Again(
+                items=tuple(self._looks),
+                tries=self._asked.tries,
+                unsure_until=self._wall_s() + late_s,
+                countdown_s=late_s,
+                reason=LATER_LOOK,
+                key=self._key,
+            )
+        counted = {name: number for name, number in self._counted.items() if number}
+        return Answer(receipts=tuple(self._receipts), again=again, counted=counted)
+
+    def add(self, entry: incoming.Entry, result: Result) -> None:
+        """Take in what became of a delivery."""
+        self._counted["cache_errors"] += result.cache_errors
+        # The item's own doubt is what a later look is for; only doubts of its own are left to it.
+        unsure = result.unsure or self._asked.redelivered or (entry.item.unsure and not self._asked.is_look)
+        if isinstance(result, delivery.Settled):
+            self._count(result)
+            self._end(entry, result.state, result.reason, unsure=unsure)
+            return
+        code = incoming.code_of(result.error)
+        self._counted[f"failed:{code}"] += 1
+        if isinstance(result.error, errors.Permanent) and not isinstance(result.error, _FAULT_OF_DEPLOYMENT):
+            self._end(entry, State.DEAD, code, unsure=unsure)
+        elif unsure or self._asked.is_look:
+            self._defer_unsure(entry, at_least_s=_asked_wait_s(result.error))
+        else:
+            self._try_again(entry, result.error, code)
+
+    def refuse(self, entry: incoming.Entry) -> None:
+        """Take in a line that was refused before any request: no copy of it ever sent one either."""
+        if entry.line_hash:
+            self._receipt(entry, State.DEAD, reason=entry.refusal)
+        else:
+            self._counted["damaged"] += 1
+
+    def fault(self, entry: incoming.Entry, fault: Exception) -> None:
+        """Take in a delivery that ended in an error nobody foresaw: how far it came is unknown."""
+        self._counted[f"failed:{type(fault).__name__}"] += 1
+        self._defer_unsure(entry)
+
+    def _end(self, entry: incoming.Entry, state: State, reason: str, *, unsure: bool) -> None:
+        if unsure:
+            self._counted["looks"] += 1
+            self._looks.append(entry.item)
+        else:
+            self._receipt(entry, state, reason=reason)
+
+    def _try_again(self, entry: incoming.Entry, problem: errors.IngestError, code: str) -> None:
+        asked_s = _asked_wait_s(problem)
+        if isinstance(problem, _FAULT_OF_DEPLOYMENT):
+            self._defer(entry, code, _DEPLOYMENT_DELAY_S)
+        elif (
+            len(self._asked.items) == 1
+            and self._asked.tries < self._policy.retry_limit
+            and asked_s <= self._policy.retry_max_countdown_s
+            and not isinstance(problem, errors.DeliveryTooOld)
+        ):
+            self._counted["retried"] += 1
+            self._retry = Again(
+                items=(entry.item,),
+                tries=self._asked.tries + 1,
+                unsure_until=None,
+                countdown_s=max(backoff_s(self._policy, self._asked.tries, self._chance), asked_s),
+                reason=code,
+                key=self._key,
+            )
+        else:
+            self._defer(entry, code, max(self._policy.retry_max_countdown_s, asked_s))
+
+    def _defer_unsure(self, entry: incoming.Entry, *, at_least_s: float = 0.0) -> None:
+        self._defer(entry, UNSURE, max(self._policy.store_late_s, at_least_s))
+
+    def _defer(self, entry: incoming.Entry, reason: str, delay_s: float) -> None:
+        self._receipt(entry, State.DEFERRED, reason=reason, delay_s=delay_s * (1 + self._chance() / 5))
+
+    def _receipt(self, entry: incoming.Entry, state: State, *, reason: str, delay_s: float = 0.0) -> None:
+        if state is not State.STORED:  # those are counted when they are written, see `_count`
+            self._counted[str(state)] += 1
+            if reason:
+                self._counted[f"{state}:{reason}"] += 1
+        made = Receipt(
+            line_hash=entry.line_hash,
+            id=entry.id,
+            state=state,
+            reason=reason,
+            delay_s=delay_s,
+            deaths=entry.item.deaths,
+        )
+        self._receipts.append((entry.item.journal_id, made))
+
+    def _count(self, settled: delivery.Settled) -> None:
+        if self._asked.is_look:  # counted when it was made first
+            return
+        if settled.state is State.STORED:
+            self._counted["duplicates" if settled.duplicate else "stored"] += 1
+        self._counted["conflicts"] += settled.conflict
+
+
+def _asked_wait_s(problem: errors.IngestError) -> float:
+    return problem.retry_after_s if isinstance(problem, errors.Retryable) else 0.0
