@@ -1,0 +1,111 @@
+"""The one Celery task, `memory.ingest`: a shell around `ingest.Ingest`, and the only place where faults of ours end.
+
+Retries are published with their signature and their masks anew: Celery's `retry` keeps neither. What Celery says of a
+message, in logs, events, `inspect` and Flower, never holds its arguments: `QuietRequest` knows their number only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import celery
+from celery.exceptions import Reject
+from celery.worker.request import Request
+
+from memory_tasks import clock, ingest, verdicts
+from producer import errors, message
+
+__all__ = ["QuietRequest", "register"]
+
+logger = logging.getLogger(__name__)
+
+RECEIVED = "memoryReceivedS"
+
+
+class QuietRequest(Request):
+    """A request that says when the worker got it, and nothing of what is in it."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        batch = self._kwargs.get("batch") if isinstance(self._kwargs, Mapping) else None
+        masks = message.masks(len(batch) if isinstance(batch, list) else 0)
+        self.name = self._type  # a publisher's `shadow` may be any text
+        self._argsrepr, self._kwargsrepr = masks["argsrepr"], masks["kwargsrepr"]
+        self._request_dict.update(masks, shadow=None)
+        # Before a countdown and before the wait for a free thread: the broker's clock has been running since.
+        self._request_dict[RECEIVED] = clock.now_s()
+
+    def info(self, safe: bool = False) -> dict[str, Any]:
+        """For `inspect`, which asks for the arguments themselves unless it is told otherwise."""
+        return super().info(safe=True)
+
+
+def register(app: celery.Celery, ingest_of: Callable[[], ingest.Ingest]) -> celery.Task:
+    """Add the task to this app. `ingest_of` gives what handles messages, once the worker runs."""
+
+    @app.task(
+        bind=True,
+        name=message.TASK_NAME,
+        Request=f"{__name__}:{QuietRequest.__name__}",
+        max_retries=None,
+        typing=False,
+    )
+    def memory_ingest(self: celery.Task, /, *args: Any, **arguments: Any) -> None:
+        request = self.request
+        again = _receive(
+            ingest_of(),
+            {"": args, **arguments} if args else arguments,  # signed messages have keyword arguments only
+            vars(request),
+            redelivered=bool((request.delivery_info or {}).get("redelivered")),
+            received_s=vars(request)[RECEIVED],
+        )
+        if again is not None:
+            _come_again(self, again)
+
+    return memory_ingest
+
+
+def _receive(
+    handler: ingest.Ingest,
+    arguments: Mapping[str, Any],
+    headers: Mapping[str, Any],
+    *,
+    redelivered: bool,
+    received_s: float,
+) -> verdicts.Again | None:
+    try:
+        return handler.receive(arguments, headers, redelivered=redelivered, received_s=received_s)
+    except Exception as fault:  # noqa: BLE001 (the edge of the process: counted by class, and no event is given up)
+        logger.error("action=fault kind=%s at=%s; deferred as unsure", type(fault).__name__, _place_of(fault))
+        try:
+            handler.answer_fault(arguments, headers, fault)
+        except errors.IngestError as problem:
+            logger.error("action=receipts_lost problem=%s; journals publish these again", type(problem).__name__)
+        return None
+
+
+def _come_again(task: celery.Task, again: verdicts.Again) -> None:
+    """Raise Celery's Retry. When it cannot be published, the message goes back to the broker as it came."""
+    arguments = again.arguments()
+    try:
+        raise task.retry(
+            args=(),
+            kwargs=arguments,
+            countdown=again.countdown_s,
+            exc=errors.Retryable(again.reason),
+            headers=message.sign(arguments, again.key),
+            queue=task.request.delivery_info["routing_key"],
+            **message.masks(len(again.items)),
+        )
+    except Reject as refused:
+        raise Reject(type(refused.reason).__name__, requeue=True) from None
+
+
+def _place_of(fault: Exception) -> str:
+    """Where a fault arose: the innermost line. Its own words may quote an event."""
+    trace = fault.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{trace.tb_frame.f_globals.get('__name__')}:{trace.tb_lineno}" if trace is not None else "-"

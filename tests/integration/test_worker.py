@@ -1,0 +1,253 @@
+"""A real Celery worker, a real Redis and a SQLite store: from a published message to a record and its receipt."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis as redis_py
+from pytest_celery import CeleryTestSetup
+
+from memory_tasks import counts, dead_letters, receipts
+from producer import broker, config, message, receipt
+from producer.receipt import State
+from producer.store.sqlite import SqliteStore
+from tests import worker_messages as make
+from tests.integration.local_nodes import WorkerContainer
+from tests.redis_server import redis_server
+
+DEADLINE_S = 30.0
+
+
+class Bench:
+    """The test's hands on everything: publish, receipts, store, events, faults."""
+
+    def __init__(self, setup: CeleryTestSetup, environment: dict[str, str]) -> None:
+        self.setup = setup
+        self.settings = config.load(environment)
+        self.key = self.settings.key
+        self.redis = redis_py.Redis.from_url(broker.redis_url_of(self.settings.redis_url))
+        self.publisher = broker.KombuPublisher(self.settings.broker_url)
+        self.store = SqliteStore(self.settings.store_url.removeprefix("sqlite:///"))
+        self.faults = Path(environment["TEST_FAULTS_DIR"])
+        self.taken: list[receipt.Receipt] = []
+
+    @property
+    def container(self) -> WorkerContainer:
+        return self.setup.worker.container  # type: ignore[union-attr, return-value]
+
+    def publish(self, *items: message.Item, task_id: str, queue: str = message.QUEUE, **more: Any) -> None:
+        self.publisher.publish([make.publication(items, self.key, task_id=task_id, queue=queue, **more)])
+
+    def receipts(self, count: int) -> list[receipt.Receipt]:
+        """All receipts so far, once there are `count`; each entry's signature is checked."""
+
+        def enough() -> bool:
+            for entry in self.redis.lpop(receipt.list_name(make.JOURNAL), 1000) or []:
+                self.taken.append(
+                    receipt.decode(entry, journal_id=make.JOURNAL, secret_of={self.key.id: self.key.secret}.get)
+                )
+            return len(self.taken) >= count
+
+        wait_for(enough, self.setup)
+        return self.taken
+
+    def counts(self) -> dict[str, int]:
+        return counts.read(self.redis, "local")
+
+    def records(self, event: dict[str, Any]) -> int:
+        return self.store.find("EPISODE", {"eventId": event["eventId"]}).total
+
+    def idle(self) -> bool:
+        """Nothing queued, nothing unfinished."""
+        keys = (message.QUEUE, message.BACKLOG_QUEUE, "memory:unacked:index")
+        return not any(self.redis.exists(key) for key in keys)
+
+    @contextmanager
+    def watching(self) -> Iterator[list[dict[str, Any]]]:
+        """Celery's events, as Flower gets them."""
+        events: list[dict[str, Any]] = []
+        with self.setup.app.connection() as connection:
+            receiver = self.setup.app.events.Receiver(connection, handlers={"*": events.append})
+            thread = threading.Thread(target=receiver.capture, kwargs={"limit": None, "timeout": None, "wakeup": True})
+            thread.start()
+            try:
+                wait_for(lambda: bool(events), self.setup)
+                yield events
+            finally:
+                receiver.should_stop = True  # heard within a second
+                thread.join()
+
+    def close(self) -> None:
+        self.publisher.close()
+        self.redis.close()
+        self.store.close()
+
+
+def wait_for(condition: Callable[[], bool], setup: CeleryTestSetup) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, f"waited in vain; the worker's log: {setup.worker.logs()[-4000:]}"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def bench(celery_setup: CeleryTestSetup, worker_environment: dict[str, str]) -> Iterator[Bench]:
+    made = Bench(celery_setup, worker_environment)
+    yield made
+    made.close()
+
+
+def test_a_published_event_becomes_one_record_and_a_signed_receipt(bench):
+    event = make.episode()
+    line = make.line(event)
+    bench.publish(make.item(line), task_id=event["eventId"])
+    (got,) = bench.receipts(1)
+    assert (got.line_hash, got.id, got.state) == (line.hash, event["eventId"], State.STORED)
+    assert bench.records(event) == 1
+    assert bench.counts()["stored"] == 1
+    wait_for(bench.idle, bench.setup)
+    bench.container.kill("SIGTERM")
+    assert bench.container.wait_exit() == 0
+
+
+def test_the_same_message_twice_gives_one_record_two_receipts_and_a_counted_duplicate(bench):
+    event = make.episode()
+    bench.publish(make.item(make.line(event)), task_id=event["eventId"])
+    bench.receipts(1)
+    bench.publish(make.item(make.line(event)), task_id=event["eventId"])
+    assert [r.state for r in bench.receipts(2)] == [State.STORED, State.STORED]
+    assert bench.records(event) == 1
+    counted = bench.counts()
+    assert (counted["stored"], counted["duplicates"]) == (1, 1)
+
+
+def test_an_outage_shows_as_celery_retries_that_keep_their_masks_and_then_defers(bench):
+    event = make.episode()
+    (bench.faults / "fail-find").touch()
+    with bench.watching() as events:
+        bench.publish(make.item(make.line(event)), task_id=event["eventId"])
+        (got,) = bench.receipts(1)
+        wait_for(lambda: any(e["type"] == "task-succeeded" for e in events), bench.setup)
+    assert (got.state, got.reason) == (State.DEFERRED, "store_unavailable:503")
+    assert got.delay_s > 0
+    received = [e for e in events if e["type"] == "task-received"]
+    retried = [e for e in events if e["type"] == "task-retried"]
+    assert [e["retries"] for e in received] == [0, 1, 2, 3]
+    assert len(retried) == 3
+    assert {e["uuid"] for e in received} == {event["eventId"]}
+    assert {(e["args"], e["kwargs"]) for e in received} == {("()", "<1 line>")}
+    assert all("Retryable('store_unavailable:503')" in e["exception"] for e in retried)
+    assert make.SECRET_WORDS not in json.dumps(events)
+    assert make.SECRET_WORDS not in bench.container.logs()
+    assert bench.counts()["retried"] == 3
+    (bench.faults / "fail-find").unlink()
+    bench.publish(make.item(make.line(event)), task_id=event["eventId"])
+    assert bench.receipts(2)[-1].state is State.STORED
+    assert bench.records(event) == 1
+
+
+def test_a_worker_killed_between_upsert_and_receipt_leaves_one_record_and_its_receipt_comes_later(bench):
+    event = make.episode()
+    (bench.faults / "hang-upsert").touch()
+    bench.publish(make.item(make.line(event)), task_id=event["eventId"])
+    wait_for((bench.faults / "hung").exists, bench.setup)
+    (active,) = bench.setup.app.control.inspect(timeout=5, limit=1).active().values()
+    assert [(one["id"], one["kwargs"]) for one in active] == [(event["eventId"], "<1 line>")]
+    assert bench.records(event) == 1
+    bench.setup.worker.kill("SIGKILL")
+    (bench.faults / "hang-upsert").unlink()
+    assert not bench.redis.exists(receipt.list_name(make.JOURNAL))
+    bench.container.start()
+    with bench.watching() as events:
+        (got,) = bench.receipts(1)
+        wait_for(lambda: any(e["type"] == "task-succeeded" for e in events), bench.setup)
+    assert got.state is State.STORED
+    assert bench.records(event) == 1
+    # Redelivered, so unsure: it was made once more before the receipt.
+    (retried,) = (e for e in events if e["type"] == "task-retried")
+    assert "Retryable('later_look')" in retried["exception"]
+    assert bench.counts()["looks"] == 1
+
+
+def test_a_message_nobody_signed_is_refused_and_counted_and_leaves_no_trace(bench):
+    good, forged = make.episode(1), make.episode(2)
+    stranger = message.Key(id="stranger", secret=b"s" * 40)
+    liar = message.Key(id=bench.key.id, secret=b"l" * 40)
+    for key in (stranger, liar):
+        item = make.item(make.line(forged))
+        bench.publisher.publish([make.publication([item], key, task_id=forged["eventId"])])
+    bench.setup.app.send_task(message.TASK_NAME, kwargs=message.arguments([make.item(make.line(forged))]))
+    bench.setup.app.send_task(message.TASK_NAME, args=(make.SECRET_WORDS,))
+    bench.publish(make.item(make.line(good)), task_id=good["eventId"])
+    bench.receipts(1)
+    wait_for(bench.idle, bench.setup)
+    assert [r.id for r in bench.receipts(1)] == [good["eventId"]]
+    assert counts.read_refused(bench.redis) == {"unknown_key": 1, "wrong_signature": 1, "unsigned": 2}
+    assert bench.records(forged) == 0
+    assert dead_letters.total(bench.redis, "local") == 0
+    assert make.SECRET_WORDS not in bench.container.logs()
+
+
+def test_messages_celery_itself_cannot_use_are_dropped_without_their_content_in_the_log(bench):
+    queue = {"exchange": "", "routing_key": message.QUEUE}
+    bench.setup.app.send_task("memory.unknown", kwargs={"text": make.SECRET_WORDS})
+    with bench.setup.app.connection() as connection, connection.Producer() as producer:
+        producer.publish({"text": make.SECRET_WORDS}, serializer="json", **queue)
+        producer.publish(make.SECRET_WORDS, content_type="application/json", content_encoding="utf-8", **queue)
+    good = make.episode()
+    bench.publish(make.item(make.line(good)), task_id=good["eventId"])
+    bench.receipts(1)
+    wait_for(bench.idle, bench.setup)
+    assert bench.container.logs().count("its content is not shown") == 3
+    assert make.SECRET_WORDS not in bench.container.logs()
+
+
+def test_a_chunk_answers_each_line_for_itself_and_dead_letters_are_listed_without_text(bench):
+    good = [make.episode(number) for number in range(40)]
+    wrong_field = {**make.episode(90), "visibility": make.SECRET_WORDS}
+    forged_id = {**make.episode(91), "userText": "another text"}
+    unknown_field = {**make.episode(92), make.SECRET_WORDS.replace(" ", ""): 1}
+    bad = [make.line(event) for event in (wrong_field, forged_id, unknown_field)]
+    damaged = make.line(make.episode(93)).text.replace("heron", "egret")
+    items = [make.item(make.line(event)) for event in good] + [make.item(line) for line in bad]
+    bench.publish(*items, make.item(damaged), task_id="chunk-1", queue=message.BACKLOG_QUEUE)
+    got = {r.line_hash: r for r in bench.receipts(44)}
+    assert len(got) == 44
+    assert all(got[make.line(event).hash].state is State.STORED for event in good)
+    reasons = sorted(r.reason for r in got.values() if r.state is State.DEAD)
+    assert reasons == [
+        "contract:event:is_not_a_field_of_this_event",
+        "contract:eventId:is_not_the_id_of_this_content",
+        "contract:visibility:is_not_one_of_the_allowed_values",
+        "damaged_line",
+    ]
+    listed = dead_letters.read(bench.redis, "local")
+    assert sorted(letter.reason for letter in listed) == reasons
+    raw = b"".join(bench.redis.hgetall(dead_letters.key_name("local")).values())
+    assert b"heron" not in raw
+    assert b"egret" not in raw
+    assert bench.counts()["dead"] == 4
+    lasting = {
+        name.decode()
+        for name in bench.redis.scan_iter("memory:*")
+        if bench.redis.ttl(name) == -1 and not name.decode().startswith(receipts.KEYS_WITHOUT_TTL)
+    }
+    assert lasting <= {"memory:unacked", "memory:unacked:index", "memory", "memory.backlog"}
+
+
+def test_a_broker_that_evicts_is_refused_at_start(tmp_path, worker_environment, celery_broker_cluster):
+    with redis_server(tmp_path / "evicting", extra=["--maxmemory-policy", "allkeys-lru"]) as evicting:
+        environment = {**worker_environment, "MEMORY_BROKER_URL": evicting.broker_url}
+        container = WorkerContainer(
+            "refused", app="memory_tasks.worker_app", directory=tmp_path, environment=environment
+        )
+        container.start(wait=False)
+        assert container.wait_exit() != 0
+        assert "set maxmemory-policy noeviction" in container.logs()
