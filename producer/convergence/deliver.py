@@ -88,7 +88,6 @@ def _compete_before(new: Incoming) -> Steps[None]:
 
 def _content(new: Incoming, margin_s: float) -> Steps[settle.Seen]:
     """Return the last look at this event: its content is there and settled, or it is forgotten and gone."""
-    put = False
     while True:
         seen = yield from settle.look(new.label, new.id, new.groups)
         cover = forget.covering(seen.watched, new.scope_key, new.appended_at, margin_s)
@@ -102,7 +101,7 @@ def _content(new: Incoming, margin_s: float) -> Steps[settle.Seen]:
             continue
         first: settle.Seen | None = seen
         if not seen.holds(new.row):
-            put = yield from _write(new, seen)
+            yield from _write(new, seen)
             first = None
         seen = yield from settle.settle(new.label, new.id, new.groups, first)
         if (
@@ -111,13 +110,13 @@ def _content(new: Incoming, margin_s: float) -> Steps[settle.Seen]:
             and forget.covering(seen.watched, new.scope_key, new.appended_at, margin_s) is None
         ):
             break
-    if put and not _is_current(new, seen):
+    if not _is_current(new, seen):  # also what an earlier copy of this delivery put there, and died
         yield (CacheDrop(scope_key=new.scope_key, id=new.id),)
     return seen
 
 
-def _write(new: Incoming, seen: settle.Seen) -> Steps[bool]:
-    """Write the content with the links that may be there; whether it went into the recent writes too."""
+def _write(new: Incoming, seen: settle.Seen) -> Steps[None]:
+    """Write the content, with the links whose other end may be there, and into the recent writes."""
     writes: list[Request] = [Upsert(label=new.label, merge_by=content.merge_by(new.label), row=new.row)]
     if new.label == EPISODE:
         (sessions,) = yield (Find(label=SESSION, key="sessionKey", value=str(new.row["sessionKey"])),)
@@ -130,12 +129,10 @@ def _write(new: Incoming, seen: settle.Seen) -> Steps[bool]:
         if new.names:
             writes.append(graph.supersedes(new.id, new.scope_key))
     said = marks.standing(seen.marks, new.scope_key)
-    put = not said.claims and said.retracted_at is None
-    if put:
+    if not said.claims and said.retracted_at is None:
         record = {**new.row, "active": True} if new.label == FACT else new.row
         writes.append(CachePut(scope_key=new.scope_key, entry={"id": new.id, "label": new.label, "record": record}))
     yield tuple(writes)
-    return put
 
 
 def _ended(new: Incoming, cover: marks.Mark | None) -> Steps[None]:
@@ -204,5 +201,5 @@ def _incoming(delivery: Delivery) -> Incoming:
         names=bool(named),
         retracted=label == FACT and event.get("active") is False,
         groups=forget.groups_of(event, session_key),
-        appended_at=delivery.appended_at,
+        appended_at=identity.normal_time(delivery.appended_at),
     )

@@ -12,6 +12,7 @@ bad request fails alone. Nothing is retried here: the caller does that, and what
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -82,6 +83,7 @@ class _Run:
     wanted: tuple[requests.Request, ...] = ()
     answers: list[Any] = field(default_factory=list)
     wrote: bool = False
+    put: set[tuple[str, str]] = field(default_factory=set)  # recent writes that no last look has confirmed
     unsure: bool = False
     cache_errors: int = 0
     result: Settled | Failed | None = None
@@ -151,19 +153,22 @@ def settle_all(
     for run in runs:
         if run.result is None:
             run.fail(errors.StoreUnavailable("no progress: what the store acknowledged does not stay"))
+    rounds.take_back([run for run in runs if isinstance(run.result, Failed)])
     return _with_twins(runs)
 
 
 def _with_twins(runs: Sequence[_Run]) -> list[Settled | Failed]:
     """The results; of several copies of one event in a batch only the first is not a duplicate."""
+    copies = Counter(run.delivery.id for run in runs)
     results: list[Settled | Failed] = []
     first: set[tuple[str, str]] = set()
     for run in runs:
         result = run.result
         assert result is not None
-        if isinstance(result, Settled) and result.state is State.STORED and run.delivery.kind == "event":
+        shared = copies[run.delivery.id] > 1 and run.delivery.kind == "event"
+        if shared and isinstance(result, Settled) and result.state is State.STORED:
             twin = (run.delivery.id, keys.content_hash(run.delivery.event))
-            if twin in first and not result.duplicate:
+            if twin in first:
                 result = replace(result, duplicate=True)
             first.add(twin)
         results.append(result)
@@ -344,7 +349,15 @@ class _Rounds:
     def _put(self, asks: list[_Ask]) -> None:
         for ask in asks:
             if self._recent is not None and ask.run.result is None:
+                ask.run.put.add((ask.request.scope_key, ask.request.entry["id"]))
                 self._cached([ask], partial(self._recent.put, ask.request.scope_key, ask.request.entry))
+
+    def take_back(self, runs: Sequence[_Run]) -> None:
+        """Drop what runs that failed had put into the recent writes: no last look has confirmed it."""
+        asks = [
+            _Ask(requests.CacheDrop(scope_key=scope_key, id=id_), run, 0) for run in runs for scope_key, id_ in run.put
+        ]
+        self._drop(asks)
 
     def _drop(self, asks: list[_Ask]) -> None:
         for scope_key, same in _grouped(asks, lambda a: a.request.scope_key).items():

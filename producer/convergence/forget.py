@@ -48,8 +48,9 @@ def target_of(order: Mapping[str, Any]) -> Target:
     everywhere = order.get("everywhere") is True
     scope = None if everywhere else scope_of(order)
     scope_key = marks.EVERYWHERE if scope is None else scope.key
-    if order.get("target"):
-        return Target(key=order["target"], scope_key=scope_key, where={}, scope=scope)
+    target = order.get("target")
+    if isinstance(target, str) and target:
+        return Target(key=target, scope_key=scope_key, where={}, scope=scope)
     group = order.get("group")
     match group:
         case {"session": str(session_key), **others} if session_key and not others:
@@ -202,9 +203,7 @@ def _is_newer(label: str, record: port.Record, mark: marks.Mark, marked_ms: int,
         return True
     said = record.get("validFrom" if label == FACT else "observedAt")
     try:
-        return isinstance(said, str) and _time(identity.normal_time(said)) - _time(mark.at) > timedelta(
-            seconds=margin_s
-        )
+        return _time(said or "") - _time(mark.at) > timedelta(seconds=margin_s)
     except errors.ContractViolation:  # another adapter's time
         return False
 
@@ -221,4 +220,4 @@ def _made_ms(record_id: str) -> int:
 
 
 def _time(text: str) -> datetime:
-    return datetime.fromisoformat(text)
+    return datetime.fromisoformat(identity.normal_time(text))

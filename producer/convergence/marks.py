@@ -130,5 +130,5 @@ def write(mark: Mark, *, cached: bool = True) -> Steps[None]:
         if is_there(read(found), mark):
             break
         yield (Upsert(label=MARK, merge_by=("markKey",), row=mark.row()),)
-    if cached:
+    if cached and mark.scope_key != EVERYWHERE:  # who settles then drops it in every scope where it was
         yield (CacheDrop(scope_key=mark.scope_key, id=mark.target),)

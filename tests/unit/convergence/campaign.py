@@ -133,7 +133,9 @@ class Schedule:
     def __init__(self, seed: int, *, later: bool = True, lie: float = 0.01, store: WeakStore | None = None) -> None:
         self.rng = rng = random.Random(seed)
         self.later = later
-        self.crash = rng.choice([0.003, 0.006, 0.006, 0.02])  # one of our steps is a third of the model's
+        self.crash = rng.choice(
+            [0.003, 0.003, 0.003, 0.006, 0.006, 0.006, 0.006, 0.02]
+        )  # one of our steps is a third of the model's
         self.store = store if store is not None else WeakStore(rng, lie)
         self.facts = model.history(rng)
         self.ours = [f for f in self.facts if f["scope"] == "ours"]

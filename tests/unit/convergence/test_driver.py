@@ -242,6 +242,29 @@ def test_a_recent_write_is_kept_as_it_is_stored(store: SqliteStore) -> None:
     }
 
 
+def test_a_recent_write_of_a_delivery_that_failed_is_taken_back(store: SqliteStore) -> None:
+    shelf = Shelf()
+
+    def fail_after_put(name: str, label: str, _: Any) -> None:
+        if shelf.entries:
+            raise errors.StoreUnavailable("reset")
+
+    (result,) = driver.settle_all(CountingStore(store, fail_after_put), [given(fact())], recent=shelf)
+    assert isinstance(result, Failed)
+    assert not shelf.entries
+
+
+def test_a_recent_write_of_a_copy_that_died_goes_when_its_event_is_no_longer_current(store: SqliteStore) -> None:
+    shelf = Shelf()
+    old = fact("tea")
+    driver.settle_all(store, [given(old)], recent=shelf)
+    left = dict(shelf.entries)
+    driver.settle_all(store, [given(fact("coffee", supersedesFactId=id_of(old)))])
+    shelf.entries = left
+    driver.settle_all(store, [given(old)], recent=shelf)
+    assert not shelf.entries
+
+
 def test_a_cache_that_does_not_answer_is_counted_and_ignored(store: SqliteStore) -> None:
     class Down(Shelf):
         def put(self, *_: Any) -> None:
