@@ -166,7 +166,7 @@ def worker(
     """Run one worker (Celery, threads). Run as many as you like, here or elsewhere."""
     settings = Settings.load(os.environ)
     command = supervisor.worker_command(concurrency=concurrency or settings.concurrency, name=name)
-    os.execve(command[0], command, supervisor.child_environment(os.environ))
+    os.execve(command[0], command, supervisor.child_environment(os.environ))  # noqa: S606 (a fixed command of ours)
 
 
 @app.command()
@@ -182,7 +182,7 @@ def flower(
     command = supervisor.flower_command(
         port=port, state_dir=settings.producer.state_dir, basic_auth=basic_auth, address=address
     )
-    os.execve(command[0], command, supervisor.child_environment(os.environ))
+    os.execve(command[0], command, supervisor.child_environment(os.environ))  # noqa: S606 (a fixed command of ours)
 
 
 @app.command()

@@ -2,7 +2,8 @@
 
 Its own launcher is not used: it leaves an orphan when its parent is killed and lets two servers share one directory.
 Here the directory is held by `flock` through a descriptor that the server inherits, so that the lock lives exactly as
-long as anyone who could write there. Append-only file, no eviction, a unix socket in a directory of mode 0700, no TCP port.
+long as anyone who could write there. Append-only file, no eviction, a unix socket in a directory of mode 0700, no TCP
+port.
 """
 
 from __future__ import annotations

@@ -36,47 +36,85 @@ def _setting(default: Any, doc: str, *, unit: str = "", secret: bool = False) ->
 class ProducerConfig:
     """Settings of an agent host. Secrets are left out of the representation."""
 
-    state_dir: Path = field(metadata={"doc": "Where everything local lives (journal, embedded servers, keys); 0700.", "unit": "path"})
+    state_dir: Path = field(
+        metadata={"doc": "Where everything local lives (journal, embedded servers, keys); 0700.", "unit": "path"}
+    )
     journal_dir: Path = field(metadata={"doc": "The journal's directory; on a local file system.", "unit": "path"})
     store_url: str = field(
         metadata={
-            "doc": "`sqlite:///path`, `rushdb+https://host` or `rushdb+http://host` (Cloud, platform), `rushdb+direct+http://host` (engine).",
+            "doc": "`sqlite:///path`, `rushdb+https://host` or `rushdb+http://host` (Cloud, platform), "
+            "`rushdb+direct+http://host` (engine).",
             "unit": "URL",
         }
     )
-    broker_url: str = field(metadata={"doc": "Celery broker: `redis://`, `rediss://`, `redis+socket://`, `sentinel://`, `amqp://`.", "unit": "URL"})
-    redis_url: str = field(metadata={"doc": "Receipts and recent writes; the broker when that is Redis.", "unit": "URL"})
+    broker_url: str = field(
+        metadata={
+            "doc": "Celery broker: `redis://`, `rediss://`, `redis+socket://`, `sentinel://`, `amqp://`.",
+            "unit": "URL",
+        }
+    )
+    redis_url: str = field(
+        metadata={"doc": "Receipts and recent writes; the broker when that is Redis.", "unit": "URL"}
+    )
     agent_socket: Path = field(metadata={"doc": "Unix socket of the local agent.", "unit": "path"})
-    store_token: str = field(default="", repr=False, metadata={"doc": "RushDB API key or engine token. A host needs a read key only.", "secret": True})
+    store_token: str = field(
+        default="",
+        repr=False,
+        metadata={"doc": "RushDB API key or engine token. A host needs a read key only.", "secret": True},
+    )
     scope_salt: str = field(
-        default="", repr=False, metadata={"doc": "Salt of participant hashes, one per deployment. Made once for a local default.", "secret": True}
+        default="",
+        repr=False,
+        metadata={
+            "doc": "Salt of participant hashes, one per deployment. Made once for a local default.",
+            "secret": True,
+        },
     )
     key_id: str = _setting("local", "Id of the key that signs messages; the tenant follows from it on the worker.")
     producer_key: str = field(
-        default="", repr=False, metadata={"doc": "Secret of that key, at least 32 characters. Made once for a local default.", "secret": True}
+        default="",
+        repr=False,
+        metadata={"doc": "Secret of that key, at least 32 characters. Made once for a local default.", "secret": True},
     )
     cache_key: str = field(
-        default="", repr=False, metadata={"doc": "Secret that signs recent writes, one per deployment. Made once for a local default.", "secret": True}
+        default="",
+        repr=False,
+        metadata={
+            "doc": "Secret that signs recent writes, one per deployment. Made once for a local default.",
+            "secret": True,
+        },
     )
     tenant: str = _setting("local", "Name of the tenant, as workers know it; part of Redis key names.")
     agent_id: str = _setting("", "Default agentId of a host that does not name its own.")
     profile_id: str = _setting("default", "Default profileId of a host that does not name its own.")
-    journal_max_bytes: int = _setting(1024 * MIB, "Disk budget of the journal; beyond it capture refuses and counts.", unit="bytes")
-    journal_reserve_bytes: int = _setting(4 * MIB, "Part of it kept for orders, receipts and compaction, so that a full disk heals.", unit="bytes")
+    journal_max_bytes: int = _setting(
+        1024 * MIB, "Disk budget of the journal; beyond it capture refuses and counts.", unit="bytes"
+    )
+    journal_reserve_bytes: int = _setting(
+        4 * MIB, "Part of it kept for orders, receipts and compaction, so that a full disk heals.", unit="bytes"
+    )
     segment_max_bytes: int = _setting(8 * MIB, "A segment is sealed at this size.", unit="bytes")
-    sync_budget_s: float = _setting(2.0, "How long capture waits for the disk before it answers `sync_unknown`.", unit="seconds")
+    sync_budget_s: float = _setting(
+        2.0, "How long capture waits for the disk before it answers `sync_unknown`.", unit="seconds"
+    )
     in_flight_events: int = _setting(1000, "Events of one journal in the broker at once.", unit="events")
     in_flight_bytes: int = _setting(8 * MIB, "Bytes of one journal in the broker at once.", unit="bytes")
     republish_after_s: float = _setting(300.0, "When a line without a receipt may be published again.", unit="seconds")
-    store_late_s: float = _setting(60.0, "How long a request may still be applied after its caller gave up.", unit="seconds")
-    single_valued_kinds: tuple[str, ...] = _setting((), "Fact kinds of which a later value replaces an earlier one (comma-separated).")
+    store_late_s: float = _setting(
+        60.0, "How long a request may still be applied after its caller gave up.", unit="seconds"
+    )
+    single_valued_kinds: tuple[str, ...] = _setting(
+        (), "Fact kinds of which a later value replaces an earlier one (comma-separated)."
+    )
     recall_deadline_ms: int = _setting(300, "Budget of one recall, all searches together.", unit="ms")
     recall_limit: int = _setting(6, "Memories per recall.", unit="memories")
     recall_max_chars: int = _setting(8000, "Length of the recalled block.", unit="characters")
     max_turn_units: int = _setting(6000, "Bound of each side of a turn and of a summary.", unit="UTF-16 units")
     recent_ttl_s: int = _setting(900, "Life of a recent write.", unit="seconds")
     recent_max_entries: int = _setting(64, "Recent writes kept per scope.", unit="entries")
-    store_timeout_s: float = _setting(20.0, "Timeout of one store request by a worker; recall uses its own deadline.", unit="seconds")
+    store_timeout_s: float = _setting(
+        20.0, "Timeout of one store request by a worker; recall uses its own deadline.", unit="seconds"
+    )
     embed_url: str = _setting("", "OpenAI-compatible embeddings endpoint; empty: no vectors of ours.", unit="URL")
     embed_model: str = _setting("", "Model name sent to it.")
     embed_dimensions: int = _setting(0, "Length of its vectors.", unit="numbers")
@@ -121,7 +159,9 @@ def load(environ: Mapping[str, str], *, make_secrets: bool = True) -> ProducerCo
     """
     base = state_dir(environ)
     sock = base / "redis" / "redis.sock"
-    given = {f.name: environ[env_name(f.name)] for f in dataclasses.fields(ProducerConfig) if environ.get(env_name(f.name))}
+    given = {
+        f.name: environ[env_name(f.name)] for f in dataclasses.fields(ProducerConfig) if environ.get(env_name(f.name))
+    }
     values: dict[str, Any] = {
         "journal_dir": base / "journal",
         "store_url": f"sqlite:///{base}/store.sqlite3",
@@ -133,7 +173,9 @@ def load(environ: Mapping[str, str], *, make_secrets: bool = True) -> ProducerCo
     values["state_dir"] = base
     values.setdefault("redis_url", _redis_of(values["broker_url"]))
     if not values["redis_url"]:
-        raise errors.SettingsRefused("MEMORY_REDIS_URL", "the broker is not Redis: name a Redis for receipts and recent writes")
+        raise errors.SettingsRefused(
+            "MEMORY_REDIS_URL", "the broker is not Redis: name a Redis for receipts and recent writes"
+        )
     _check_urls(values)
     config = ProducerConfig(**values)
     return _with_secrets(config, make_secrets)
@@ -171,12 +213,16 @@ def _check_urls(values: Mapping[str, Any]) -> None:
     store_scheme = values["store_url"].partition("://")[0]
     known = ("sqlite", "rushdb+https", "rushdb+http", "rushdb+direct+http", "rushdb+direct+https")
     if store_scheme not in known:
-        raise errors.SettingsRefused("MEMORY_STORE_URL", f"unknown form; use one of {', '.join(s + '://' for s in known)}")
+        raise errors.SettingsRefused(
+            "MEMORY_STORE_URL", f"unknown form; use one of {', '.join(s + '://' for s in known)}"
+        )
     if store_scheme.startswith("rushdb") and not values.get("store_token"):
         raise errors.SettingsRefused("MEMORY_STORE_TOKEN", "a RushDB store needs its API key or engine token")
     schemes = ("redis", "rediss", "redis+socket", "sentinel", "amqp", "amqps")
     if values["broker_url"].partition("://")[0] not in schemes:
-        raise errors.SettingsRefused("MEMORY_BROKER_URL", f"unknown form; use one of {', '.join(s + '://' for s in schemes)}")
+        raise errors.SettingsRefused(
+            "MEMORY_BROKER_URL", f"unknown form; use one of {', '.join(s + '://' for s in schemes)}"
+        )
 
 
 def _with_secrets(config: ProducerConfig, make: bool) -> ProducerConfig:
@@ -184,11 +230,13 @@ def _with_secrets(config: ProducerConfig, make: bool) -> ProducerConfig:
     missing = [name for name in ("scope_salt", "producer_key", "cache_key") if not getattr(config, name)]
     if missing and not config.local:
         name = env_name(missing[0])
-        raise errors.SettingsRefused(name, "must be set when store or broker is not on this machine (any random text of 32 characters or more)")
+        raise errors.SettingsRefused(
+            name, "must be set when store or broker is not on this machine (any random text of 32 characters or more)"
+        )
     for name in ("producer_key", "cache_key"):
         if name not in missing and len(getattr(config, name)) < 32:
             raise errors.SettingsRefused(env_name(name), "must have at least 32 characters")
-    found = {name: _secret(config.state_dir / f"{name.replace('_', '-')}", make) for name in missing}
+    found: dict[str, Any] = {name: _secret(config.state_dir / f"{name.replace('_', '-')}", make) for name in missing}
     return dataclasses.replace(config, **found)
 
 

@@ -2,7 +2,7 @@
 
     IngestError
     ├── Retryable                     the same call may succeed later; nothing is lost by waiting
-    │   ├── StoreUnavailable          refused, timed out, 5xx, half an answer; `outcome_unknown` tells whether it may land
+    │   ├── StoreUnavailable          refused, timed out, 5xx, half an answer; `outcome_unknown`: it may land
     │   ├── StoreThrottled            429, or 403 from a key that worked before; wait `retry_after_s`
     │   ├── BrokerUnavailable         publishing failed; the journal keeps the line
     │   ├── RedisUnavailable          receipts or recent writes out of reach

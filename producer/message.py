@@ -2,7 +2,8 @@
 
 Task `memory.ingest`, keyword arguments, JSON:
 
-    {"batch": [{"line": text, "journalId": hex, "unsure": bool, "deaths": int}, ...], "tries": int, "unsureUntil": float | null}
+    {"batch": [{"line": text, "journalId": hex, "unsure": bool, "deaths": int}, ...],
+     "tries": int, "unsureUntil": float | null}
 
 `line` is the journal's exact text. `unsure`: an earlier publication of this line may have been applied. `deaths`: how
 many worker children this event killed. `tries`: Celery retries spent on this message. `unsureUntil`: set on the later

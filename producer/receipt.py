@@ -6,7 +6,7 @@ A receipt names a line by `lineHash` and speaks for that line only. Not a Celery
                     ▼                                         │
     captured → journaled → dispatched ────────────────────────┤
                                                               ├──▶ stored      the store returned it on read-back
-                                                              ├──▶ dead        refused for good, or it killed its process
+                                                              ├──▶ dead        refused for good, or killed its process
                                                               └──▶ forgotten   ends any state
 
 Terminal: `forgotten`, `stored`, `dead`. Of two receipts for one line the one named first here holds, except that

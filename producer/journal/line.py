@@ -3,8 +3,8 @@
     {"v":1,"kind":"event","id":"<64 hex>","appendedAt":"2026-12-01T12:00:00.000Z","event":{…},"sum":"<16 hex>"}
 
 `sum` is always last: the first 16 hex digits of the sha256 of everything before `,"sum":`. A line ends in one newline,
-holds none inside, and is ASCII (other characters are JSON escapes, lone surrogates too). `lineHash` is the sha256 of the exact text
-without its newline. The text travels to the worker byte for byte.
+holds none inside, and is ASCII (other characters are JSON escapes, lone surrogates too). `lineHash` is the sha256 of
+the exact text without its newline. The text travels to the worker byte for byte.
 
 Kinds and what else they hold:
 
@@ -55,7 +55,7 @@ def line_hash(text: str) -> str:
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
-def encode(*, kind: str, id: str, appended_at: str, body: Mapping[str, Any]) -> str:  # noqa: A002
+def encode(*, kind: str, id: str, appended_at: str, body: Mapping[str, Any]) -> str:
     """The text of a line, without newline. Raises `errors.ContractViolation` for values JSON cannot hold or a line
     over `MAX_LINE_BYTES`."""
     try:

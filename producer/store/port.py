@@ -13,8 +13,8 @@ anything else with `errors.Unsupported`, so that both always mean the same:
 
 Errors, for every call: `errors.StoreUnavailable` (its `outcome_unknown` is True when a write may have been applied, or
 may still be), `errors.StoreThrottled`, `errors.StoreRefused` (a batch: bisect it), `errors.StoreDenied`,
-`errors.Unsupported`. Every call returns within the adapter's timeout. Adapters are safe to share between threads. They never
-retry, sleep or log values.
+`errors.Unsupported`. Every call returns within the adapter's timeout. Adapters are safe to share between threads. They
+never retry, sleep or log values.
 
 A write that returned is not proof: the answer may be a lie, and a record may be doubled. Look again.
 Reads return what was committed before they were sent (`Capabilities.read_lag_s` is 0), or else wait that long.
@@ -112,12 +112,14 @@ class Capabilities:
 
 
 class Store(Protocol):
-    def upsert(self, label: str, rows: Sequence[Mapping[str, Value]], merge_by: Sequence[str], *, wake: bool = False) -> Sequence[Record]:
+    def upsert(
+        self, label: str, rows: Sequence[Mapping[str, Value]], merge_by: Sequence[str], *, wake: bool = False
+    ) -> Sequence[Record]:
         """Create or append-merge rows by the typed values of `merge_by`; every row carries all of those keys.
 
-        At most `UPSERT_ROWS` rows, no two with the same keys (`errors.StoreRefused` otherwise). Properties a row does not name are kept. Several
-        matches are all updated. All or nothing per call. Values are flat (str, int, float, bool). The answer holds one
-        record per row in no order, or nothing. `wake`: send the single-row form where the server has one (it wakes a
+        At most `UPSERT_ROWS` rows, no two with the same keys (`errors.StoreRefused` otherwise). Properties a row does
+        not name are kept. Several matches are all updated. All or nothing per call. Values are flat (str, int, float,
+        bool). The answer holds one record per row in no order, or nothing. `wake`: send the single-row form where the server has one (it wakes a
         managed index); rows must be one.
         """
         ...
@@ -138,7 +140,7 @@ class Store(Protocol):
     def search(
         self,
         label: str,
-        property: str,  # noqa: A002 (RushDB's word)
+        property: str,
         where: Where,
         *,
         text: str | None = None,
@@ -165,11 +167,11 @@ class Store(Protocol):
         """All incoming edges of the records of `label` under `where`."""
         ...
 
-    def set_vectors(self, label: str, property: str, vectors: Mapping[str, Sequence[float]]) -> None:  # noqa: A002
+    def set_vectors(self, label: str, property: str, vectors: Mapping[str, Sequence[float]]) -> None:
         """Store external vectors by record id. Unknown ids: `errors.StoreRefused`, nothing written."""
         ...
 
-    def with_vectors(self, label: str, property: str, record_ids: Sequence[str]) -> frozenset[str]:  # noqa: A002
+    def with_vectors(self, label: str, property: str, record_ids: Sequence[str]) -> frozenset[str]:
         """Those of `record_ids` that have an external vector."""
         ...
 

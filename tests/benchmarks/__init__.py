@@ -1,1 +1,1 @@
-"""Benchmarks: ratios against baselines measured in the same run. `python -m tests.benchmarks [--quick]`; never a test of time."""
+"""Benchmarks: ratios against baselines of the same run (`python -m tests.benchmarks [--quick]`); never timed tests."""

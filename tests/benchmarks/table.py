@@ -34,5 +34,6 @@ def show(rows: Sequence[Row]) -> None:
     print(f"{'what':<{width}}  {'figure':>10}  {'baseline':>10}  {'unit':<10}  {'against':<{base}}  ratio")
     for r in rows:
         print(
-            f"{r.name:<{width}}  {r.figure:>10.2f}  {r.baseline:>10.2f}  {r.unit:<10}  {r.baseline_name:<{base}}  {r.ratio:.2f}"
+            f"{r.name:<{width}}  {r.figure:>10.2f}  {r.baseline:>10.2f}  {r.unit:<10}  "
+            f"{r.baseline_name:<{base}}  {r.ratio:.2f}"
         )
