@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from producer import capture, counts, errors, identity, keys, refusals
+from producer import scope as scopes
 from producer.hosts import claude_transcript, hook, hook_config
 from producer.hosts.hook_config import HookConfig
 from producer.journal import Journal, prompts, segments
@@ -89,8 +90,10 @@ def _check_eligible(given: hook.Input, environ: Mapping[str, str], config: HookC
     entrypoint = environ.get("CLAUDE_CODE_ENTRYPOINT") or "cli"
     if not config.capture_unattended and (attended == "0" or (attended != "1" and entrypoint != "cli")):
         raise _Refused("unattended")
-    if not _named(given, "session_id"):
-        raise _Refused("session_missing")
+    try:
+        scopes.clean_session_id(_named(given, "session_id"))
+    except errors.ScopeRefused as problem:
+        raise _Refused(problem.reason) from problem
 
 
 def _scope(config: HookConfig) -> Scope:
