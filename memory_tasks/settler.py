@@ -27,17 +27,6 @@ INDEXED = (("EPISODE", "summary"), ("MEMORY_FACT", "text"))
 _INDEXES_AGAIN_S = 60.0
 
 
-class _OneTurn(driver.Waker):
-    """Deliveries of one tenant see its store through views of their own, and share one turn of waking its indexes."""
-
-    def __init__(self, store: port.Store) -> None:
-        super().__init__()
-        self._store = store
-
-    def is_due(self, store: port.Store, label: str) -> bool:
-        return super().is_due(self._store, label)
-
-
 @dataclass(kw_only=True, eq=False)
 class Parts:
     """What one tenant's deliveries use. `recent` and `embedder` may be None."""
@@ -46,12 +35,9 @@ class Parts:
     recent: driver.RecentWrites | None = None
     embedder: driver.Embedder | None = None
     dimensions: int | None = None  # of external vectors; None: the server embeds, or nobody
-    waker: driver.Waker = field(init=False)
+    waker: driver.Waker = field(default_factory=driver.Waker)  # deliveries see the store through views of their own
     indexes_due_s: float | None = 0.0  # on time.monotonic; None: they are there
     guard: threading.Lock = field(default_factory=threading.Lock)
-
-    def __post_init__(self) -> None:
-        self.waker = _OneTurn(self.store)
 
 
 class Settler:

@@ -166,8 +166,11 @@ def test_a_worker_killed_between_upsert_and_receipt_leaves_one_record_and_its_re
     assert not bench.redis.exists(receipt.list_name(make.JOURNAL))
     bench.container.start()
     with bench.watching() as events:
+        wait_for(lambda: any(e["type"] == "task-retried" for e in events), bench.setup)
+        waiting = [json.loads(entry)[0]["headers"] for entry in bench.redis.hvals("memory:unacked")]
         (got,) = bench.receipts(1)
         wait_for(lambda: any(e["type"] == "task-succeeded" for e in events), bench.setup)
+    assert [(headers["argsrepr"], headers["kwargsrepr"]) for headers in waiting] == [("()", "<1 line>")]
     assert got.state is State.STORED
     assert bench.records(event) == 1
     # Redelivered, so unsure: it was made once more before the receipt.

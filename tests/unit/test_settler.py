@@ -79,12 +79,19 @@ def test_an_index_that_cannot_be_made_fails_no_delivery_and_is_tried_again_later
 
 
 def test_waking_a_managed_index_takes_one_turn_per_label_for_all_deliveries_of_a_tenant(store, monkeypatch):
-    """Each delivery sees the store through a view of its own; the turn belongs to the tenant."""
     embeds = port.Capabilities(name="x", keyword_search=False, vector_search=False, embeds=True)
     monkeypatch.setattr(SqliteStore, "capabilities", lambda self: embeds)
-    _, parts = made(store)
-    views = [parts.store.until(float("inf")) for _ in range(5)]
-    assert [parts.waker.is_due(view, "EPISODE") for view in views] == [True, False, False, False, False]
+    woken = []
+    real = SqliteStore.upsert
+    monkeypatch.setattr(
+        SqliteStore,
+        "upsert",
+        lambda self, label, *args, wake=False: (woken.append(label) if wake else None, real(self, label, *args))[1],
+    )
+    of, _ = made(store)
+    for number in range(4):
+        settle(of, number)
+    assert woken == ["EPISODE"]
 
 
 def test_closing_closes_every_part(store):
