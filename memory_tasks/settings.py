@@ -209,10 +209,10 @@ def table() -> list[Row]:
         rows.append(
             Row(
                 variable=config.env_name(item.name),
-                default=_shown(item.default),
-                unit=item.metadata.get("unit", ""),
+                default=item.metadata["shown"] or _shown(item.default),
+                unit=item.metadata["unit"],
                 reason=item.metadata["doc"],
-                secret=bool(item.metadata.get("secret")),
+                secret=item.metadata["secret"],
                 side="host",
                 field=item.name,
             )

@@ -15,7 +15,7 @@ import os
 import secrets
 import urllib.parse
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,61 +28,47 @@ PREFIX = "MEMORY_"
 MIB = 1 << 20
 
 
-def _setting(default: Any, doc: str, *, unit: str = "", secret: bool = False) -> Any:
-    return field(default=default, metadata={"doc": doc, "unit": unit, "secret": secret})
+def _setting(default: Any, doc: str, *, unit: str = "", secret: bool = False, shown: str = "") -> Any:
+    """`shown`: what the settings table says of a default that is worked out."""
+    metadata = {"doc": doc, "unit": unit, "secret": secret, "shown": shown}
+    return field(default=default, metadata=metadata, repr=not secret)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProducerConfig:
     """Settings of an agent host. Secrets are left out of the representation."""
 
-    state_dir: Path = field(
-        metadata={"doc": "Where everything local lives (journal, embedded servers, keys); 0700.", "unit": "path"}
+    state_dir: Path = _setting(MISSING, "Where everything local lives (journal, servers, keys); 0700.", unit="path")
+    journal_dir: Path = _setting(
+        MISSING, "The journal's directory; on a local file system.", unit="path", shown="<state>/journal"
     )
-    journal_dir: Path = field(metadata={"doc": "The journal's directory; on a local file system.", "unit": "path"})
-    store_url: str = field(
-        metadata={
-            "doc": "`sqlite:///path`, `rushdb+https://host` or `rushdb+http://host` (Cloud, platform), "
-            "`rushdb+direct+http://host` (engine).",
-            "unit": "URL",
-        }
+    store_url: str = _setting(
+        MISSING,
+        "`sqlite:///path`, `rushdb+https://host` or `rushdb+http://host` (Cloud, platform), "
+        "`rushdb+direct+http://host` (engine).",
+        unit="URL",
+        shown="sqlite:///<state>/store.sqlite3",
     )
-    broker_url: str = field(
-        metadata={
-            "doc": "Celery broker: `redis://`, `rediss://`, `redis+socket://`, `sentinel://`, `amqp://`.",
-            "unit": "URL",
-        }
+    broker_url: str = _setting(
+        MISSING,
+        "Celery broker: `redis://`, `rediss://`, `redis+socket://`, `sentinel://`, `amqp://`.",
+        unit="URL",
+        shown="redis+socket://<state>/redis/redis.sock",
     )
-    redis_url: str = field(
-        metadata={"doc": "Receipts and recent writes; the broker when that is Redis.", "unit": "URL"}
+    redis_url: str = _setting(
+        MISSING, "Receipts and recent writes; must be set when the broker is not Redis.", unit="URL", shown="the broker"
     )
-    agent_socket: Path = field(metadata={"doc": "Unix socket of the local agent.", "unit": "path"})
-    store_token: str = field(
-        default="",
-        repr=False,
-        metadata={"doc": "RushDB API key or engine token. A host needs a read key only.", "secret": True},
-    )
-    scope_salt: str = field(
-        default="",
-        repr=False,
-        metadata={
-            "doc": "Salt of participant hashes, one per deployment. Made once for a local default.",
-            "secret": True,
-        },
+    agent_socket: Path = _setting(MISSING, "Unix socket of the local agent.", unit="path", shown="<state>/agent.sock")
+    store_token: str = _setting("", "RushDB API key or engine token. A host needs a read key only.", secret=True)
+    scope_salt: str = _setting(
+        "", "Salt of participant hashes, one per deployment.", secret=True, shown="made once, if local"
     )
     key_id: str = _setting("local", "Id of the key that signs messages; the tenant follows from it on the worker.")
-    producer_key: str = field(
-        default="",
-        repr=False,
-        metadata={"doc": "Secret of that key, at least 32 characters. Made once for a local default.", "secret": True},
+    producer_key: str = _setting(
+        "", "Secret of that key, at least 32 characters.", secret=True, shown="made once, if local"
     )
-    cache_key: str = field(
-        default="",
-        repr=False,
-        metadata={
-            "doc": "Secret that signs recent writes, one per deployment. Made once for a local default.",
-            "secret": True,
-        },
+    cache_key: str = _setting(
+        "", "Secret that signs recent writes, one per deployment.", secret=True, shown="made once, if local"
     )
     tenant: str = _setting("local", "Name of the tenant, as workers know it; part of Redis key names.")
     agent_id: str = _setting("", "Default agentId of a host that does not name its own.")
@@ -118,7 +104,7 @@ class ProducerConfig:
     embed_url: str = _setting("", "OpenAI-compatible embeddings endpoint; empty: no vectors of ours.", unit="URL")
     embed_model: str = _setting("", "Model name sent to it.")
     embed_dimensions: int = _setting(0, "Length of its vectors.", unit="numbers")
-    embed_token: str = field(default="", repr=False, metadata={"doc": "Bearer token for it.", "secret": True})
+    embed_token: str = _setting("", "Bearer token for it.", secret=True)
 
     @property
     def key(self) -> message.Key:

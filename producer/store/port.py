@@ -119,8 +119,8 @@ class Store(Protocol):
 
         At most `UPSERT_ROWS` rows, no two with the same keys (`errors.StoreRefused` otherwise). Properties a row does
         not name are kept. Several matches are all updated. All or nothing per call. Values are flat (str, int, float,
-        bool). The answer holds one record per row in no order, or nothing. `wake`: send the single-row form where the server has one (it wakes a
-        managed index); rows must be one.
+        bool). The answer holds one record per row in no order, or nothing. `wake`: send the single-row form where the
+        server has one (it wakes a managed index); rows must be one.
         """
         ...
 
