@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from producer import errors, identity
+from producer import errors
 
 __all__ = ["MAX_BATCH", "Embedder", "open_embedder"]
 

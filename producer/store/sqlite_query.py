@@ -83,10 +83,10 @@ def condition_sql(condition: wheres.Condition) -> tuple[str, list[Any]]:
             cells = list(map(cell, operands))
             return _tested(name, f"value {'NOT IN' if negated else 'IN'} ({_marks(cells)})", cells)
         case wheres.Compare(name, comparison, operand):
-            wanted = cell(operand)
+            given = cell(operand)
             if comparison in _EQUALITIES:
-                return _tested(name, f"value {_EQUALITIES[comparison]} ?", [wanted])
-            return _tested(name, f"CASE WHEN {_same_sort(wanted)} THEN value {_RANGES[comparison]} ? END", [wanted])
+                return _tested(name, f"value {_EQUALITIES[comparison]} ?", [given])
+            return _tested(name, f"CASE WHEN {_same_sort(given)} THEN value {_RANGES[comparison]} ? END", [given])
     raise AssertionError(condition)  # every sort of condition is handled above
 
 
@@ -160,8 +160,8 @@ def _lead(connection: sqlite3.Connection, label: str, condition: wheres.Conditio
             leads = [lead for part in parts if (lead := _lead(connection, label, part)) is not None]
             if len(leads) == len(parts):
                 rows = sum(lead.rows for lead in leads)
-                values = [value for lead in leads for value in lead.values]
-                return _Lead(rows, " UNION ALL ".join(lead.sql for lead in leads), values)
+                bound = [value for lead in leads for value in lead.values]
+                return _Lead(rows, " UNION ALL ".join(lead.sql for lead in leads), bound)
     return None
 
 

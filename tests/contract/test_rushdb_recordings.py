@@ -2,7 +2,8 @@
 
 Each recording is sent, in order, to an empty server. An answer must equal the recorded one in status, type and body, up
 to what no two servers share: ids (each recorded id stands for one id of ours, wherever it appears), timestamps, the
-server's own address, the order of edges, and the last digits of scores. What the test server does not do stands below, with the reason.
+server's own address, the order of edges, and the last digits of scores. What the test server does not do stands below,
+with the reason.
 """
 
 from __future__ import annotations
