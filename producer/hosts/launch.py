@@ -5,11 +5,13 @@ The place of the package is appended to the path, behind the standard library, s
 its stead. Whatever is broken in the installation, the host's turn goes on: exit 0, nothing printed.
 """
 
+import gc
 import os
 import sys
 
 if __name__ == "__main__":
     try:
+        gc.disable()  # the process is over before collecting would pay
         sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))  # noqa: PTH100, PTH120
         if sys.argv[1:] == ["claude_code"]:
             from producer.hosts.claude_code import main
