@@ -13,12 +13,15 @@ from collections.abc import Callable
 from typing import Any
 
 import celery
+import redis
 from celery import bootsteps
 
 from memory_tasks import events, eviction, ingest, settings, tasks
 from producer import broker, message
 
 __all__ = ["make_app"]
+
+logger = logging.getLogger(__name__)
 
 _REDIS_SCHEMES = ("redis", "rediss", "redis+socket", "sentinel")
 _SWEEP_LOCK_S = 30  # a worker killed in the middle of a sweep holds up the others this long; kombu has 300
@@ -51,7 +54,7 @@ def make_app(given: settings.Settings, ingest_of: Callable[[], ingest.Ingest]) -
         task_create_missing_queues=False,
         worker_pool="threads",
         worker_concurrency=given.concurrency,
-        worker_prefetch_multiplier=2,
+        worker_prefetch_multiplier=1,  # a delivery ages while it waits for a thread
         worker_send_task_events=True,
         worker_cancel_long_running_tasks_on_connection_loss=False,  # threads cannot be cancelled
         worker_redirect_stdouts=False,
@@ -70,8 +73,16 @@ class _RefusesEviction(bootsteps.StartStopStep):
     requires = ("celery.worker.consumer.connection:Connection",)
 
     def start(self, consumer: Any) -> None:
-        if consumer.connection.transport.driver_type == "redis":
-            eviction.check(consumer.connection.default_channel.client.info("memory"))
+        if consumer.connection.transport.driver_type != "redis":
+            return
+        try:
+            memory = consumer.connection.default_channel.client.info("memory")
+        except redis.ResponseError as problem:  # an access list without INFO
+            logger.warning(
+                "action=eviction_unknown problem=%s; see that this Redis does not evict", type(problem).__name__
+            )
+            return
+        eviction.check(memory)
 
 
 class _WithoutBodies(logging.Filter):
@@ -88,9 +99,9 @@ class _WithoutBodies(logging.Filter):
 
 
 def _silence_bodies() -> None:
-    logger = logging.getLogger(_LOGS_BODIES)
-    if not any(isinstance(present, _WithoutBodies) for present in logger.filters):
-        logger.addFilter(_WithoutBodies())
+    celerys = logging.getLogger(_LOGS_BODIES)
+    if not any(isinstance(present, _WithoutBodies) for present in celerys.filters):
+        celerys.addFilter(_WithoutBodies())
 
 
 def _transport_options(given: settings.Settings) -> dict[str, Any]:

@@ -1,0 +1,86 @@
+"""The task's shell: faults of ours end here, and a retry that cannot be published goes back to the broker."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from celery.exceptions import Reject, Retry
+
+from memory_tasks import tasks, verdicts
+from producer import errors, message
+from tests import worker_messages as make
+
+KEY = message.Key(id="key", secret=b"s" * 32)
+AGAIN = verdicts.Again(
+    items=(make.item(make.line(make.episode())),),
+    tries=1,
+    unsure_until=None,
+    countdown_s=2.0,
+    reason="store_unavailable:503",
+    key=KEY,
+)
+
+
+class Handler:
+    """Raises what it is told, and notes the faults it was asked to answer."""
+
+    def __init__(self, *, answer_problem: Exception | None = None) -> None:
+        self.answer_problem = answer_problem
+        self.faults: list[Exception] = []
+
+    def receive(self, *args: Any, **kwargs: Any) -> None:
+        raise KeyError(make.SECRET_WORDS)
+
+    def answer_fault(self, arguments: Any, headers: Any, fault: Exception) -> None:
+        self.faults.append(fault)
+        if self.answer_problem is not None:
+            raise self.answer_problem
+
+
+class Task:
+    """Celery's retry: raises Retry once the message is published, or Reject."""
+
+    request = SimpleNamespace(delivery_info={"routing_key": message.BACKLOG_QUEUE})
+
+    def __init__(self, problem: Exception | None = None) -> None:
+        self.problem = problem
+        self.options: dict[str, Any] = {}
+
+    def retry(self, **options: Any) -> Retry:
+        self.options = options
+        if self.problem is not None:
+            raise Reject(self.problem, requeue=False)
+        raise Retry(exc=options["exc"], when=options["countdown"])
+
+
+@pytest.mark.parametrize("answer_problem", [None, errors.RedisUnavailable("down"), errors.SignatureRefused("unsigned")])
+def test_a_fault_nobody_foresaw_is_answered_and_logged_by_class_and_place_only(answer_problem, caplog):
+    handler = Handler(answer_problem=answer_problem)
+    with caplog.at_level(logging.DEBUG):
+        assert tasks._receive(handler, {}, {}, redelivered=False, received_s=0.0) is None
+    assert [type(fault) for fault in handler.faults] == [KeyError]
+    assert "kind=KeyError at=tests.unit.test_tasks:" in caplog.text
+    assert make.SECRET_WORDS not in caplog.text
+    assert ("action=receipts_lost" in caplog.text) == (answer_problem is not None)
+
+
+def test_a_retry_is_signed_anew_masked_and_stays_on_its_queue():
+    task = Task()
+    with pytest.raises(Retry):
+        tasks._come_again(task, AGAIN)
+    kwargs = task.options["kwargs"]
+    assert message.verify(kwargs, task.options["headers"], {"key": KEY.secret}.get) == "key"
+    assert kwargs["tries"] == 1
+    assert (task.options["argsrepr"], task.options["kwargsrepr"]) == ("()", "<1 line>")
+    assert (task.options["queue"], task.options["countdown"]) == (message.BACKLOG_QUEUE, 2.0)
+    assert repr(task.options["exc"]) == "Retryable('store_unavailable:503')"
+
+
+def test_a_retry_that_cannot_be_published_leaves_the_message_with_the_broker():
+    with pytest.raises(Reject) as caught:
+        tasks._come_again(Task(OSError(make.SECRET_WORDS)), AGAIN)
+    assert caught.value.requeue is True
+    assert make.SECRET_WORDS not in repr(caught.value)
