@@ -21,6 +21,7 @@ from producer.store.sqlite import SqliteStore
 from tests import worker_messages as make
 from tests.integration.local_nodes import WorkerContainer
 from tests.redis_server import redis_server
+from tests.rushdb_server import rushdb_server
 
 DEADLINE_S = 30.0
 
@@ -254,3 +255,49 @@ def test_a_broker_that_evicts_is_refused_at_start(tmp_path, worker_environment, 
         container.start(wait=False)
         assert container.wait_exit() != 0
         assert "set maxmemory-policy noeviction" in container.logs()
+
+
+def test_events_that_wait_while_redis_is_killed_and_comes_back_are_all_stored_once(bench):
+    events = [make.episode(number) for number in range(60)]
+    bench.container.kill("SIGTERM")  # so that they wait in the queue
+    bench.publisher.publish(
+        [make.publication([make.item(make.line(e))], bench.key, task_id=e["eventId"]) for e in events]
+    )
+    bench.container.start()
+    bench.setup.broker.kill()
+    bench.setup.broker.container.server.start()
+    wait_for(lambda: bench.store.find("EPISODE", {}).total == len(events), bench.setup)
+    ended = bench.receipts(len(events))
+    assert {r.id for r in ended if r.state is State.STORED} == {e["eventId"] for e in events}
+    assert bench.store.find("EPISODE", {}).total == len(events)
+    assert bench.container.status == "running"
+
+
+def test_the_same_worker_serves_a_rushdb(tmp_path, bench, worker_environment):
+    """Against the test server: the adapter, the pooled transport and the coalescing, in one process."""
+    bench.container.kill("SIGTERM")
+    with rushdb_server(tmp_path / "rushdb.sqlite3", process=True) as server:
+        environment = {
+            **worker_environment,
+            "MEMORY_STORE_URL": f"rushdb+{server.url}",
+            "MEMORY_STORE_TOKEN": server.token,
+        }
+        container = WorkerContainer(
+            "rushdb", app="memory_tasks.worker_app", directory=tmp_path, environment=environment
+        )
+        container.start()
+        old, new = make.fact("the heron nests here"), make.fact(source_event_id="write-2")
+        new["supersedesFactId"] = old["factId"]
+        lines = [make.line(e) for e in (*(make.episode(n) for n in range(20)), old, new)]
+        try:
+            bench.publisher.publish([make.publication([make.item(line)], bench.key, task_id=line.id) for line in lines])
+            got = bench.receipts(len(lines))
+            assert {(r.id, r.state) for r in got} == {(line.id, State.STORED) for line in lines}
+        finally:
+            container.teardown()
+    store = SqliteStore(tmp_path / "rushdb.sqlite3")
+    facts = {r.get("factId"): r.get("active") for r in store.find("MEMORY_FACT", {}).records}
+    assert facts == {old["factId"]: False, new["factId"]: True}
+    assert store.find("EPISODE", {}).total == 20
+    assert store.find("SESSION", {}).total == 1
+    store.close()
