@@ -133,7 +133,7 @@ _RANKS: dict[type, int] = {
     Upsert: 0,
     Link: 1,
     SetVector: 2,
-    Delete: 3,  # after the links that the survivor must have
+    Delete: 3,
     CachePut: 4,  # before the look that may confirm it
     Find: 5,
     Scan: 5,

@@ -1,5 +1,5 @@
 """Random schedules of the real rules on the weak store, after tests/data/convergence_model.py: its histories, its
-schedules and its invariants I1 to I7, with lines, retraction, groups and the graph added.
+schedules and its invariants I1 to I7, with lines, retraction, groups, the graph and the recent writes (I8) added.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ class Schedule:
 
     def check(self) -> list[str]:
         """I1, I2, I3, I6, I7, when everything was delivered."""
-        return [*self._check_records(), *self._check_graph(), *self._check_current()]
+        return [*self._check_records(), *self._check_graph(), *self._check_current(), *self._check_recent()]
 
     def _check_records(self) -> Iterator[str]:
         superseded = {f["supersedes"] for f in self.ours}
@@ -332,6 +332,13 @@ class Schedule:
         expected = model.current_of(self.ours) - self.forgotten - self.retracted
         if len(expected) > 1 or visible != expected:
             yield f"I3 current {sorted(visible)}, expected {sorted(expected)}"
+
+    def _check_recent(self) -> Iterator[str]:
+        """Recent writes never contradict the store once everything has landed."""
+        known = {f["key"] for f in self.ours}
+        cached = {id_ for scope_key, id_ in self.store.recent if scope_key == SCOPE_KEYS["ours"] and id_ in known}
+        if cached - self.visible():
+            yield f"I8 cached {sorted(cached)}, current {sorted(self.visible())}"
 
     def _place_episode(self, scope: str) -> None:
         given = episode_delivery(scope)

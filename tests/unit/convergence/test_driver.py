@@ -81,7 +81,12 @@ def test_several_copies_of_one_event_in_a_batch_make_one_record_and_count_as_dup
 def test_two_rows_with_one_key_go_in_successive_calls(store: SqliteStore) -> None:
     one = episode()
     later = {**one, "observedAt": "2026-01-01T12:00:01Z"}
-    assert driver.settle_all(store, [given(one), given(later)]) == [STORED, DUPLICATE]
+
+    def check(name: str, label: str, rows: Any) -> None:
+        if name == "upsert" and label == "EPISODE":
+            assert len({row["eventId"] for row in rows}) == len(rows)
+
+    assert driver.settle_all(CountingStore(store, check), [given(one), given(later)]) == [STORED, DUPLICATE]
     assert len(records(store, "EPISODE")) == 1
 
 
@@ -157,7 +162,13 @@ def test_keys_with_more_records_than_one_answer_holds_are_looked_at_in_halves_an
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = store.find
-    monkeypatch.setattr(store, "find", lambda label, where, **kw: real(label, where, **{"limit": 3, **kw}))
+
+    def find(label: str, where: Any, skip: int = 0) -> port.Page:
+        ((_, values),) = where.items()
+        assert not skip or len(values["$in"]) == 1
+        return real(label, where, limit=3, skip=skip)
+
+    monkeypatch.setattr(store, "find", find)
     line = "line"
     for n in range(8):
         driver.settle_all(store, [given(fact(f"value {n}", validFrom=f"2026-01-01T12:00:0{n}Z"), line=line)])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from producer import keys
-from producer.convergence import driver, graph, reader
+from producer.convergence import driver, forget, graph, marks, reader, requests
 from producer.convergence.delivery import Settled
 from producer.receipt import State
 from producer.store import port
@@ -184,6 +184,16 @@ class TestLines:
         settle(store, given(old, line="l"), given(new, line="l"))
         assert current(store) == ["coffee"]
         assert one(store, new).get("lineKey") is None
+
+
+class TestMarks:
+    def test_a_fact_captured_by_two_clocks_is_one_rival_with_the_smaller_time(self) -> None:
+        said = [
+            marks.Mark("superseded", "t", by, "s", when)
+            for by, when in (("a", "3"), ("a", "1"), ("a", "2"), ("b", "2"))
+        ]
+        for order_ in itertools.permutations(said):
+            assert marks.claims(order_, "s") == {("1", "a"), ("2", "b")}
 
 
 class TestRetraction:
@@ -427,6 +437,33 @@ class TestGraph:
         settle(CountingStore(store, lambda name, label, _: seen.append(f"{name} {label}")), given(episode("one")))
         delete = seen.index("delete SESSION")
         assert seen[delete - 2 : delete] == ["link IN_SESSION", "edges_into SESSION"]
+
+    def test_a_link_that_was_acknowledged_and_not_done_keeps_the_duplicate_session(self, store: SqliteStore) -> None:
+        settle(store, given(episode("one")))
+        (keep,) = records(store, "SESSION")
+        settle(store, given(episode("two")))
+        (twin,) = store.upsert("SESSION", [{**keep.properties, "twin": "x"}], ("sessionKey", "twin"))
+        steps = graph.fold_sessions([twin, keep])
+        (link,) = next(steps)
+        assert link.type == "IN_SESSION"
+        looks = steps.send([None])
+        assert [(look.record_id, look.into) for look in looks] == [(keep.id, True), (twin.id, True)]
+        edge = port.Edge(type="IN_SESSION", source_id="e", target_id=twin.id, source_label="", target_label="")
+        with pytest.raises(StopIteration) as end:
+            steps.send([[], [edge]])  # the survivor did not get it: nothing is deleted, look again
+        assert end.value.value is True
+
+    def test_an_episode_stored_while_its_session_is_cleared_gets_it_back(self) -> None:
+        late = port.Record(id="1", label="EPISODE", properties={"eventId": "e"})
+        session = port.Record(id="2", label="SESSION", properties={"sessionKey": "s"})
+        steps = forget.clear_session("s")
+        next(steps)
+        assert steps.send([port.Page(records=[], total=0), [session]]) == (
+            requests.Delete(label="SESSION", record_id="2"),
+        )
+        steps.send([None])
+        look = steps.send([port.Page(records=[late], total=1), []])
+        assert look[0] == requests.Find(label="EPISODE", key="eventId", value="e")
 
     def test_a_forgotten_episode_still_folds_its_sessions(self, store: SqliteStore) -> None:
         settle(store, given(episode("one")), given(episode("two")), order("forget", target=id_of(episode("two"))))

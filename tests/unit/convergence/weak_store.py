@@ -22,6 +22,7 @@ class WeakStore:
         self.rng, self.lie = rng, lie
         self.rows: dict[str, port.Record] = {}
         self.edges: set[tuple[str, str, str]] = set()  # type, source, target
+        self.recent: set[tuple[str, str]] = set()  # scope key, id: the recent writes
         self.changes = 0  # of facts: readers see something new
         self._index: dict[tuple[str, str, Any], set[str]] = {}
         self._last = 0
@@ -71,6 +72,10 @@ class WeakStore:
             case requests.Delete(record_id=id_):
                 if not self.lies():
                     self._remove(id_)
+            case requests.CachePut(scope_key=scope_key, entry=entry):
+                self.recent.add((scope_key, entry["id"]))
+            case requests.CacheDrop(scope_key=scope_key, id=id_):
+                self.recent.discard((scope_key, id_))
             case requests.HasVector() | requests.SetVector():
                 return True
             case requests.Scan(label=label, where=where, skip=skip):
