@@ -7,12 +7,13 @@ Exit codes: 0 done; 1 the answer is no (refused, unhealthy, lost); 2 the command
 from __future__ import annotations
 
 import getpass
+import io
 import json
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -42,8 +43,9 @@ app = typer.Typer(
 connect_app = typer.Typer(no_args_is_help=True, help="Connect an agent host.")
 app.add_typer(connect_app, name="connect")
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+# No markup: paths, messages and memories may hold brackets.
+out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 AgentId = Annotated[str, typer.Option("--agent", help="agentId of the scope; default MEMORY_AGENT_ID or 'cli'.")]
@@ -57,16 +59,26 @@ WaitS = Annotated[float, typer.Option("--wait-s", help="With --wait: how long.")
 
 
 def main() -> None:
-    """Entry point. Errors of ours become one line on stderr and exit code 2."""
+    """Entry point. Errors of ours, and of the disk, become one line on stderr and exit code 2."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # memories hold what not every terminal can show
     try:
         app()
     except errors.IngestError as problem:
-        err.print(f"[red]error[/red] {type(problem).__name__}: {problem}")
-        raise SystemExit(2) from None
+        _fail(type(problem).__name__, str(problem))
+    except OSError as problem:
+        _fail(type(problem).__name__, str(problem))
+
+
+def _fail(what: str, why: str) -> NoReturn:
+    err.print("error", style="red", end=" ")
+    err.print(f"{what}: {why}")
+    raise SystemExit(2) from None
 
 
 def _print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2, default=str) + "\n")
+    sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
 
 
 def _scope(settings: config.ProducerConfig, agent: str, profile: str, participant: str) -> scope.Scope:
@@ -77,10 +89,17 @@ def _scope(settings: config.ProducerConfig, agent: str, profile: str, participan
         agent_id=agent or settings.agent_id or "cli",
         profile_id=profile or settings.profile_id,
         session_id="cli",
-        user=participant or getpass.getuser(),
+        user=participant or _login_name(),
         sandboxed=False,
     )
     return scope.scope_of(context, salt=settings.scope_salt, salt_required=not settings.local)
+
+
+def _login_name() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name, as in containers
+        raise errors.ScopeRefused("participant_missing", "this user has no login name: give --participant") from None
 
 
 @contextmanager
@@ -124,28 +143,36 @@ def _answer(memory: AgentMemory, outcome: outcomes.Outcome, *, wait: bool, wait_
 
 @app.command()
 def up(
-    flower_port: Annotated[int, typer.Option(help="Flower's port on 127.0.0.1; 0: no Flower.")] = 5555,
-    concurrency: Annotated[int, typer.Option(help="Tasks at once in the worker.")] = 16,
+    flower_port: Annotated[
+        int | None, typer.Option(help="Flower's port on 127.0.0.1; 0: no Flower; default MEMORY_FLOWER_PORT.")
+    ] = None,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Tasks at once; default MEMORY_CONCURRENCY.")] = None,
 ) -> None:
     """Run everything this machine needs: embedded server, worker, local agent, Flower. One Ctrl-C stops all of it."""
     settings = Settings.load(os.environ)
     producer = settings.producer
-    flower = None
-    if flower_port and status_module.has_module("flower"):
-        flower = supervisor.flower_command(port=flower_port, state_dir=producer.state_dir)
-    own_redis = producer.broker_url == f"redis+socket://{embedded.socket_of(producer.state_dir)}"
+    port = settings.flower_port if flower_port is None else flower_port
+    has_flower = bool(port) and status_module.has_module("flower")
     boss = supervisor.Supervisor(
-        parts=supervisor.parts_of(concurrency=concurrency, flower=flower),
+        parts=supervisor.parts_of(
+            worker=supervisor.worker_command(
+                concurrency=concurrency or settings.concurrency, name=settings.worker_name
+            ),
+            flower=supervisor.flower_command(port=port, state_dir=producer.state_dir) if has_flower else None,
+            flower_env=supervisor.flower_environment(
+                user=settings.flower_user, password=settings.flower_password.get_secret_value()
+            ),
+        ),
         state_dir=producer.state_dir,
         env=supervisor.child_environment(os.environ),
-        own_redis=own_redis,
+        own_redis=producer.broker_url == f"redis+socket://{embedded.socket_of(producer.state_dir)}",
         say=out.print,
     )
-    out.print(f"state    {producer.state_dir}")
-    out.print(f"store    {status_module.without_secrets(producer.store_url)}")
-    if flower:
-        out.print(f"flower   http://127.0.0.1:{flower_port}")
-    raise typer.Exit(boss.run())
+    with supervisor.only_one(producer.state_dir):
+        out.print(f"state    {producer.state_dir}")
+        out.print(f"store    {status_module.without_secrets(producer.store_url)}")
+        out.print(f"flower   http://127.0.0.1:{port}" if has_flower else "flower   none")
+        raise typer.Exit(boss.run())
 
 
 @app.command()
@@ -160,13 +187,14 @@ def agent() -> None:
 
 @app.command()
 def worker(
-    concurrency: Annotated[int, typer.Option(help="Tasks at once; default MEMORY_CONCURRENCY.")] = 0,
-    name: Annotated[str, typer.Option(help="Node name before the host name.")] = "worker",
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Tasks at once; default MEMORY_CONCURRENCY.")] = None,
+    name: Annotated[str, typer.Option(help="Node name before the host name; default MEMORY_WORKER_NAME.")] = "",
 ) -> None:
     """Run one worker (Celery, threads). Run as many as you like, here or elsewhere."""
     settings = Settings.load(os.environ)
-    command = supervisor.worker_command(concurrency=concurrency or settings.concurrency, name=name)
-    os.execve(command[0], command, supervisor.child_environment(os.environ))  # noqa: S606 (a fixed command of ours)
+    _become(
+        supervisor.worker_command(concurrency=concurrency or settings.concurrency, name=name or settings.worker_name)
+    )
 
 
 @app.command()
@@ -174,15 +202,21 @@ def flower(
     address: Annotated[
         str, typer.Option(help="Listen address. Anything but loopback needs a proxy that asks for a password.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option()] = 5555,
-    basic_auth: Annotated[str, typer.Option(help="user:password for the pages; /metrics stays open.")] = "",
+    port: Annotated[int | None, typer.Option(min=1, max=65_535, help="Default MEMORY_FLOWER_PORT.")] = None,
 ) -> None:
-    """Run Flower over the same broker."""
+    """Run Flower over the same broker. MEMORY_FLOWER_PASSWORD protects its pages; /metrics stays open."""
     settings = Settings.load(os.environ)
-    command = supervisor.flower_command(
-        port=port, state_dir=settings.producer.state_dir, basic_auth=basic_auth, address=address
+    _become(
+        supervisor.flower_command(
+            port=port or settings.flower_port, state_dir=settings.producer.state_dir, address=address
+        ),
+        supervisor.flower_environment(user=settings.flower_user, password=settings.flower_password.get_secret_value()),
     )
-    os.execve(command[0], command, supervisor.child_environment(os.environ))  # noqa: S606 (a fixed command of ours)
+
+
+def _become(command: list[str], env: Mapping[str, str] | None = None) -> NoReturn:
+    """Run a fixed command of ours in place of this process: signals and exit code are its own."""
+    os.execve(command[0], command, {**supervisor.child_environment(os.environ), **(env or {})})  # noqa: S606
 
 
 @app.command()
@@ -200,16 +234,18 @@ def demo(
                 title=asked["question"], title_justify="left", title_style="bold", show_header=False, expand=False
             )
             for number, text in enumerate(asked["memories"], 1):
-                table.add_row(str(number), text)
+                table.add_row(str(number), _shown(text))
             out.print(table)
             if not asked["good"]:
-                out.print("[red]not what was expected[/red]")
+                out.print("not what was expected", style="red")
         counts = Table(title="counts", title_justify="left", show_header=True)
         for name in ("captured", "stored", "duplicates", "lost"):
             counts.add_column(name, justify="right")
         counts.add_row(*(str(getattr(result, name)) for name in ("captured", "stored", "duplicates", "lost")))
         out.print(counts)
         out.print(f"{result.seconds} s, worker {result.killed_pid} killed with {result.stored_at_kill} stored")
+        if not result.settled:
+            err.print("not every line has its receipt yet")
     raise typer.Exit(0 if result.good else 1)
 
 
@@ -241,7 +277,7 @@ def capture(
 def _stdin_object(names: tuple[str, ...]) -> dict[str, str]:
     try:
         value = json.loads(sys.stdin.buffer.read(32 << 20).decode("utf-8", "replace"))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise errors.ContractViolation("is not JSON; give an object with user and assistant", field="stdin") from None
     if not isinstance(value, dict) or not all(isinstance(value.get(n, ""), str) for n in names):
         raise errors.ContractViolation(f"must be an object with text in {', '.join(names)}", field="stdin")
@@ -307,12 +343,17 @@ def recall(
             _print_json(status_module.recalled_as_dict(found))
         else:
             for m in found.memories:
-                out.print(f"[bold]{m.label}[/bold] {m.score:.3f} {m.id[:12]}  ", end="")
-                out.print(m.text, markup=False)
+                out.print(m.label, style="bold", end=" ")
+                out.print(f"{m.score:.3f} {m.id[:12]} ", _shown(m.text))
             for problem in found.failures:
-                err.print(f"[yellow]incomplete[/yellow] {problem}")
+                err.print(f"incomplete: {problem}")
             if not found.memories:
                 err.print("nothing found")
+
+
+def _shown(text: str) -> str:
+    """A recalled text fit for a terminal: somebody else may have written it, escape sequences and all."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
 @app.command()

@@ -41,6 +41,7 @@ class DemoResult:
     stored: int = 0
     duplicates: int = 0
     lost: int = 0
+    settled: bool = False  # every line of the journal has its receipt
     killed_pid: int = 0
     stored_at_kill: int = 0
     seconds: float = 0.0
@@ -48,7 +49,8 @@ class DemoResult:
 
     @property
     def good(self) -> bool:
-        return self.captured > 0 and self.lost == 0 and self.duplicates == 0 and all(r["good"] for r in self.recalled)
+        counts_are_right = self.captured == self.stored > 0 and self.lost == 0 and self.duplicates == 0
+        return counts_are_right and self.settled and all(r["good"] for r in self.recalled)
 
 
 def conversation() -> dict[str, Any]:
@@ -71,9 +73,7 @@ def run(environ: Mapping[str, str], *, say: Callable[[str], None], keep: bool = 
     env = environment(environ, state_dir)
     settings = config.load(env)
     own_redis = settings.broker_url.startswith("redis+socket://") and "MEMORY_BROKER_URL" not in environ
-    parts = [
-        supervisor.Part(name="worker", command=supervisor.worker_command(concurrency=8), stop_order=1, grace_s=20.0)
-    ]
+    parts = [supervisor.worker_part(supervisor.worker_command(concurrency=8), grace_s=20.0)]
     boss = supervisor.Supervisor(parts=parts, state_dir=state_dir, env=env, own_redis=own_redis, say=say)
     result, began = DemoResult(), time.monotonic()
     try:
@@ -150,7 +150,7 @@ def _drive(
             result.stored_at_kill = _stored(backend, ids)
             result.killed_pid = boss.kill("worker")
             say(f"killed the worker (SIGKILL, pid {result.killed_pid}): {result.stored_at_kill} of {len(ids)} stored")
-            _wait(lambda: memory.flush(deadline_s=0.5), _FLUSH_DEADLINE_S, boss)
+            result.settled = _wait(lambda: memory.flush(deadline_s=0.5), _FLUSH_DEADLINE_S, boss)
             _count(backend, ids, result)
             for question in talk["questions"]:
                 found = memory.recall_memories(question["ask"], session_id="demo-recall", deadline_ms=2000)
@@ -164,12 +164,13 @@ def _drive(
             backend.close()
 
 
-def _wait(done: Callable[[], bool], deadline_s: float, boss: supervisor.Supervisor) -> None:
-    """Until `done` or the deadline; what did not happen by then shows in the counts."""
+def _wait(done: Callable[[], bool], deadline_s: float, boss: supervisor.Supervisor) -> bool:
+    """Until `done` or the deadline, and which; what did not happen by then shows in the result."""
     deadline = time.monotonic() + deadline_s
-    while not done() and time.monotonic() < deadline:
+    while not (is_done := done()) and time.monotonic() < deadline:
         boss.watch()
         time.sleep(0.02)
+    return is_done
 
 
 def _find(backend: port.Store, ids: Sequence[tuple[str, str]]) -> list[str]:

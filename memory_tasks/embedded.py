@@ -23,6 +23,7 @@ __all__ = ["EmbeddedRedis", "binary", "socket_of"]
 
 _UNIX_PATH_MAX = 107
 _START_DEADLINE_S = 20.0
+_LOCK_DEADLINE_S = 10.0
 
 
 def socket_of(state_dir: Path) -> Path:
@@ -47,6 +48,7 @@ class EmbeddedRedis:
     def __init__(self, state_dir: Path) -> None:
         self.socket = socket_of(state_dir)
         self.directory = self.socket.parent
+        self.log = self.directory / "redis.log"
         self.child: processes.Child | None = None
 
     def start(self, env: Mapping[str, str]) -> processes.Child:
@@ -60,12 +62,7 @@ class EmbeddedRedis:
         self.directory.chmod(0o700)
         lock = os.open(self.directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise errors.SettingsRefused(
-                    "MEMORY_STATE_DIR", "an embedded server already runs there: stop the other `memory-tasks up` first"
-                ) from None
+            self._take(lock)
             self.socket.unlink(missing_ok=True)  # ours: nobody else holds the lock
             command = [
                 str(binary()),
@@ -82,11 +79,25 @@ class EmbeddedRedis:
                 *("--save", "", "--appendonly", "yes", "--appendfsync", "everysec", "--daemonize", "no"),
                 *("--maxmemory-policy", "noeviction", "--loglevel", "warning"),
             ]
-            self.child = processes.start("redis", command, env=env, log=self.directory / "redis.log", pass_fds=(lock,))
+            self.child = processes.start("redis", command, env=env, log=self.log, pass_fds=(lock,))
         finally:
             os.close(lock)  # the server holds it now
         self._wait()
         return self.child
+
+    def _take(self, lock: int) -> None:
+        """Take the directory; one that a killed `up` left is still ending for a moment."""
+        deadline = time.monotonic() + _LOCK_DEADLINE_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise errors.SettingsRefused(
+                        "MEMORY_STATE_DIR", f"another embedded server holds {self.directory}: stop it first"
+                    ) from None
+                time.sleep(0.05)
 
     def _wait(self) -> None:
         assert self.child is not None
@@ -101,6 +112,4 @@ class EmbeddedRedis:
             finally:
                 client.close()
         self.child.stop(2)
-        raise errors.SettingsRefused(
-            "MEMORY_BROKER_URL", f"the embedded server did not start; its log is {self.directory / 'redis.log'}"
-        )
+        raise errors.SettingsRefused("MEMORY_BROKER_URL", f"the embedded server did not start; its log is {self.log}")
