@@ -39,9 +39,10 @@ def examine(environ: Mapping[str, str]) -> list[Check]:
     except errors.SettingsRefused as problem:
         return [*checks, Check(name="settings", level="fail", found=str(problem), todo="set it and run doctor again")]
     checks += _values(tree, environ)
-    for part in (_journal, _broker, _redis, _store, _agent, _workers):
+    for part in (_journal, _broker, _redis, _store, _agent):
         checks += part(tree)
-    return checks
+    has_broker = any(check.name == "broker" and check.level == "ok" for check in checks)
+    return [*checks, *_workers(tree, has_broker)]
 
 
 def _python() -> Check:
@@ -60,7 +61,7 @@ def _values(tree: settings.Settings, environ: Mapping[str, str]) -> Iterator[Che
             if origin == "default" and _revealed(value):
                 origin = "state directory"
         else:
-            shown = status.without_secrets(str(value)) if row.unit == "URL" else str(value)
+            shown = status.without_secrets(str(value)) if row.unit == "URL" else _plain(value)
         yield Check(name=row.variable, level="ok", found=f"{shown} ({origin})")
     for name in tree.unknown:
         yield Check(
@@ -76,6 +77,13 @@ def _values(tree: settings.Settings, environ: Mapping[str, str]) -> Iterator[Che
             found="one key for everyone",
             todo="name MEMORY_TENANTS_FILE on workers to tell hosts apart",
         )
+
+
+def _plain(value: Any) -> str:
+    """As it would be written in the environment."""
+    if value is None or value in ("", ()):
+        return "empty"
+    return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _revealed(value: Any) -> str:
@@ -146,7 +154,7 @@ def _broker(tree: settings.Settings) -> Iterator[Check]:
                 connect_timeout=3,
                 transport_options={"socket_timeout": 3, "socket_connect_timeout": 3},
             ) as c:
-                c.ensure_connection(max_retries=1, timeout=5)
+                c.ensure_connection(max_retries=0)
         except Exception as problem:  # noqa: BLE001 (every transport has its own errors)
             raise errors.BrokerUnavailable(type(problem).__name__) from None
         return "answers"
@@ -159,7 +167,12 @@ def _broker(tree: settings.Settings) -> Iterator[Check]:
 
 
 def _redis(tree: settings.Settings) -> Iterator[Check]:
-    client = status.redis_client(tree.producer.redis_url)
+    try:
+        client = status.redis_client(tree.producer.redis_url)
+    except (errors.IngestError, ValueError) as problem:
+        found = str(problem) if isinstance(problem, errors.IngestError) else "the URL is not usable"
+        yield Check(name="redis", level="fail", found=found, todo="set MEMORY_REDIS_URL")
+        return
     try:
         yield _tried(
             "redis", "start it or set MEMORY_REDIS_URL", lambda: f"version {client.info('server')['redis_version']}"
@@ -213,7 +226,10 @@ def _agent(tree: settings.Settings) -> Iterator[Check]:
         )
 
 
-def _workers(tree: settings.Settings) -> Iterator[Check]:
+def _workers(tree: settings.Settings, has_broker: bool) -> Iterator[Check]:
+    if not has_broker:
+        yield Check(name="workers", level="fail", found="cannot be asked without a broker", todo="see broker")
+        return
     from memory_tasks import app as celery_app  # Celery: slow, and only doctor asks like this
 
     def unused() -> Any:
@@ -245,7 +261,7 @@ def show(checks: list[Check], console: Console) -> None:
     """The findings, worst last, so that they stand above the prompt."""
     colour = {"ok": "green", "note": "cyan", "warn": "yellow", "fail": "red"}
     for check in sorted(checks, key=lambda c: list(colour).index(c.level)):
-        console.print(f"[{colour[check.level]}]{check.level:<4}[/] {check.name}: ", end="")
-        console.print(check.found, markup=False)
+        console.print(f"{check.level:<4}", style=colour[check.level], end=" ")
+        console.print(f"{check.name}: {check.found}")
         if check.todo:
-            console.print(f"     → {check.todo}", markup=False)
+            console.print(f"     → {check.todo}")

@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import logging
+import re
 import sys
 import time
-import urllib.parse
 from typing import Any
 
 import redis
@@ -19,14 +19,15 @@ from rich.table import Table
 
 from memory_tasks import agent, counts, dead_letters
 from memory_tasks.settings import Settings
+from producer import broker, errors, message
 from producer import counts as turn_counts
-from producer import errors, message
 from producer.journal import Journal
 from producer.recall.engine import Recalled
 
 __all__ = ["gather", "has_module", "log_to_stderr", "recalled_as_dict", "redis_client", "show", "without_secrets"]
 
 _REDIS_TIMEOUT_S = 2.0
+_NEXT_URL = re.compile(r";(?=[a-z+]+://)")
 
 
 def has_module(name: str) -> bool:
@@ -39,12 +40,16 @@ def log_to_stderr(level: str = "INFO") -> None:
 
 
 def without_secrets(url: str) -> str:
-    """A URL fit for a terminal: password and query left out."""
-    parts = urllib.parse.urlsplit(url)
-    if "@" not in parts.netloc:
-        return url.partition("?")[0]
-    user, _, host = parts.netloc.rpartition("@")
-    return f"{parts.scheme}://{user.partition(':')[0]}:***@{host}{parts.path}"
+    """A URL, or several in one setting, fit for a terminal: passwords and queries left out."""
+    return ";".join(map(_without_secrets, _NEXT_URL.split(url)))
+
+
+def _without_secrets(url: str) -> str:
+    scheme, mark, rest = url.partition("://")
+    login, at, place = rest.rpartition("@")  # a password may hold any sign
+    if not at or scheme == "sqlite":
+        return scheme + mark + rest.partition("?")[0]
+    return f"{scheme}://{login.partition(':')[0]}:***@{place.partition('?')[0]}"
 
 
 def recalled_as_dict(found: Recalled) -> dict[str, Any]:
@@ -70,7 +75,10 @@ def recalled_as_dict(found: Recalled) -> dict[str, Any]:
 
 
 def redis_client(url: str) -> redis.Redis:
-    return redis.Redis.from_url(url, socket_timeout=_REDIS_TIMEOUT_S, socket_connect_timeout=_REDIS_TIMEOUT_S)
+    """A client that answers soon or not at all. Raises `errors.IngestError` or `ValueError` for a URL it cannot use."""
+    return redis.Redis.from_url(
+        broker.redis_url_of(url), socket_timeout=_REDIS_TIMEOUT_S, socket_connect_timeout=_REDIS_TIMEOUT_S
+    )
 
 
 def gather(settings: Settings) -> dict[str, Any]:
@@ -109,7 +117,7 @@ def _redis(settings: Settings) -> dict[str, Any]:
     producer = settings.producer
     try:
         client = redis_client(producer.redis_url)
-    except ValueError as problem:
+    except (errors.IngestError, ValueError) as problem:
         return {"unreachable": f"the URL is not usable ({type(problem).__name__})"}
     try:
         counted = counts.read(client, producer.tenant)
