@@ -17,8 +17,9 @@ from memory_tasks.shared_store import SharedStore
 from producer import errors
 from producer.convergence import driver
 from producer.convergence.delivery import Delivery, Failed
-from producer.store import port
+from producer.store import open_store, port
 from producer.store.sqlite import SqliteStore
+from tests.rushdb_server import rushdb_server
 from tests.unit.convergence.campaign import SCOPES, Schedule, episode_delivery
 from tests.unit.convergence.cast import AT, SCOPE, fact, given, id_of, records
 from tests.unit.convergence.weak_store import WeakStore
@@ -109,6 +110,24 @@ def test_a_store_that_doubles_and_lies_ends_as_the_model_says(tmp_path: Path, se
     store.close()
 
 
+@pytest.mark.parametrize("profile", ["2.11", "direct"])
+def test_a_rushdb_that_doubles_lies_and_breaks_off_ends_as_the_model_says(tmp_path: Path, profile: str) -> None:
+    for seed in range(300, 306):
+        with rushdb_server(tmp_path / f"{seed}.sqlite", profile=profile) as server:
+            form = "rushdb+direct+" if profile == "direct" else "rushdb+"
+            store = open_store(f"{form}{server.url}", token=server.token)
+            server.fail("double", on="write", probability=0.2, seed=seed)
+            server.fail("lie", on=("write", "link", "delete"), probability=0.03, seed=seed)
+            server.fail("error_after", on=("write", "link"), probability=0.03, seed=seed)
+            server.fail("database_error", probability=0.02, seed=seed)
+            schedule, deliveries = history(seed)
+            assert run_at_once(store, deliveries, threads=4) == []
+            server.clear_faults()
+            assert run_at_once(store, deliveries, threads=1) == []  # the later look of each
+            assert problems(schedule, store) == [], f"seed {seed}"
+            store.close()
+
+
 def test_sixteen_threads_released_by_a_barrier_on_one_id_leave_one_record(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "store.sqlite3")
     assert run_at_once(store, [given(fact())] * 16, threads=16) == []
@@ -136,7 +155,7 @@ def run_at_once(store: Any, deliveries: Sequence[Delivery], *, threads: int) -> 
     def work(mine: Sequence[Delivery]) -> None:
         barrier.wait(timeout=30)
         for delivery in mine:
-            for _ in range(5):
+            for _ in range(20):
                 (result,) = driver.settle_all(store, [delivery])
                 if not isinstance(result, Failed):
                     break

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from producer.convergence import content, deliver, forget, graph, marks, reader, rivals, settle
+from producer.convergence import content, deliver, forget, graph, marks, reader, requests, rivals, settle
 from producer.convergence.requests import CacheDrop, Find, Steps, Upsert
 from producer.store import port
 
@@ -27,6 +27,7 @@ def _look_only(label: str, id_: str, watch: Sequence[str] = (), first: Any = Non
 
 _copies = content.copies
 _row_of = content.row_of
+_rank = requests.rank
 
 
 def _shuffled(records: Iterable[port.Record]) -> list[list[port.Record]]:
@@ -94,7 +95,8 @@ RULES: dict[str, list[Patch]] = {
         (marks, "is_there", lambda found, mark: mark in list(found)),
     ],
     "later": [],  # the schedule's own: a killed delivery gets no later look
-    # Rules of section 5 that the model does not have.
+    # What the model does not have.
+    "order": [(requests, "rank", lambda request: 4.5 if _rank(request) == 6 else _rank(request))],  # marks first
     "ends": [(graph, "_unlinked", _one_end)],
     "sessions": [(graph, "fold_sessions", _unmended)],
     "group": [(forget, "covering", lambda *_: None)],
