@@ -440,6 +440,26 @@ def test_a_host_that_closes_our_output_or_kills_us_softly_sees_no_error(host):
         assert process.stderr.read() == b""
 
 
+@pytest.mark.parametrize(
+    ("end", "printed"), [("b'answer'", b"answer"), ("1 / 0", b""), ("sys.exit(2)", b""), ("'no bytes'", b"")]
+)
+def test_nothing_but_the_answer_is_printed_whatever_the_work_does(end, printed):
+    script = f"""
+import os, sys
+sys.path.append({str(Path(launch.__file__).parents[2])!r})
+from producer.hosts import hook
+def work():
+    print("noise", flush=True)
+    print("noise", file=sys.stderr, flush=True)
+    os.write(1, b"raw")
+    os.write(2, b"raw")
+    return {end}
+hook.serve(work, budget_s=10)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=30)
+    assert (done.returncode, done.stdout, done.stderr) == (0, printed, b"")
+
+
 def test_a_broken_installation_ends_well(host, tmp_path):
     """The launcher alone, without the package beside it."""
     lonely = tmp_path / "elsewhere" / "producer" / "hosts" / "launch.py"

@@ -238,6 +238,13 @@ def test_inactive_superseded_retracted_and_expired_memories_are_not_recalled(sto
     assert texts(recall.recall(ANN, "editor")) == ["editor five"]
 
 
+def test_facts_that_are_over_do_not_take_the_room_of_those_that_hold(store, recall):
+    for number in range(60):
+        put(store, fact(f"editor editor editor {number}", active=False))
+    put(store, fact("a long remark, with many other words in it, in which an editor is mentioned"))
+    assert len(recall.recall(ANN, "editor", limit=1).memories) == 1
+
+
 def test_one_memory_per_id_comes_back_however_many_copies_there_are(store, recall, recent):
     told = fact("prefers the Helix editor")
     store.create(
