@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from producer import capture, keys
-from producer import scope as scopes
 from producer.scope import Scope
 
 __all__ = ["Session", "copies_of", "episodes", "facts", "in_scope"]
@@ -27,8 +26,7 @@ class Session:
     @classmethod
     def named(cls, runtime: str, session_id: str) -> Session:
         """The session with its id as events carry it. Raises `errors.ScopeRefused` when it names no conversation."""
-        # The one definition of that form is capture's; it has no name of its own there.
-        return cls(runtime=runtime, external_session_id=capture._id(scopes.clean_session_id(session_id)))
+        return cls(runtime=runtime, external_session_id=capture.session_id_of(session_id))
 
     def key(self, scope: Scope) -> str:
         """sessionKey."""
