@@ -66,9 +66,6 @@ class KombuPublisher:
     """Publish `memory.ingest` messages over one kept connection. For one thread at a time."""
 
     def __init__(self, broker_url: str, *, connect_timeout_s: float = 1.0, socket_timeout_s: float = 1.5) -> None:
-        import kombu  # nothing of it may be loaded on the hook path
-
-        self._kombu = kombu
         self._url = broker_url
         self._options: dict[str, Any] = {"max_retries": 0, "interval_start": 0, "interval_step": 0, "interval_max": 0}
         if broker_url.startswith("amqp"):
@@ -111,8 +108,10 @@ class KombuPublisher:
             raise errors.BrokerUnavailable(f"publishing failed ({type(problem).__name__})") from None
 
     def _open(self) -> Any:
+        import kombu  # takes longer than a turn may wait: on the dispatcher's thread, not where this object is made
+
         if self._producer is None:
-            self._connection = self._kombu.Connection(
+            self._connection = kombu.Connection(
                 self._url, connect_timeout=self._connect_timeout_s, transport_options=dict(self._options)
             )
             # `channel()` would try twice and sleep two seconds in between, whatever the options say.
@@ -120,7 +119,7 @@ class KombuPublisher:
             if self._url.startswith("amqp"):
                 for queue in queues(self._url):
                     queue(channel).declare()  # a message to a queue that is not there would be dropped
-            self._producer = self._kombu.Producer(channel, auto_declare=False)
+            self._producer = kombu.Producer(channel, auto_declare=False)
         return self._producer
 
     def _send(self, producer: Any, publication: Publication) -> None:

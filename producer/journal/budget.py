@@ -8,8 +8,8 @@ orders, receipts and compaction find room on a disk that others have filled: the
 and the file together stay within `max_bytes`: it also gets shorter when the budget itself is eaten into. The drainer
 makes it long again when there is room.
 
-How much is used is measured by listing; what other processes wrote is noticed after a quarter second, or at once in the
-last eighth before a limit.
+How much is used is measured by listing; what other processes wrote is noticed after a quarter second, or at once when
+less than 64 MiB (or an eighth) are left.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ QUARANTINE = "quarantine"
 
 _MEASURE_AGAIN_S = 0.25
 _HEADROOM_MAX = 1 << 20
+_NEAR_BYTES = 64 << 20  # more than others write in _MEASURE_AGAIN_S
 _STEP = 256 << 10
 
 
@@ -63,7 +64,7 @@ class Budget:
 
     def _measure(self, coming: int) -> int:
         now_s = self._monotonic()
-        is_near = self._used + coming > self.events_limit - self.events_limit // 8
+        is_near = self._used + coming > self.events_limit - max(self.events_limit // 8, _NEAR_BYTES)
         if is_near or self._measured_s is None or now_s - self._measured_s > _MEASURE_AGAIN_S:
             self._used = self.used_bytes()
             self._measured_s = now_s

@@ -253,9 +253,7 @@ def _log_failure(what: str, problem: OSError) -> None:
 def _write_draft(journal: Journal, draft: str, data: bytes) -> None:
     descriptor = journal.fs.create(draft)
     try:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[journal.fs.write(descriptor, rest) :]
+        journal.fs.write_all(descriptor, data)
         journal.fs.sync(descriptor)
     finally:
         journal.fs.close(descriptor)

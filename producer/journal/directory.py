@@ -53,7 +53,7 @@ def _journal_id(fs: FileSystem, directory: str) -> str:
     draft = f"{path}.{os.urandom(4).hex()}.tmp"
     descriptor = fs.create(draft)
     try:
-        fs.write(descriptor, os.urandom(16).hex().encode("ascii") + b"\n")
+        fs.write_all(descriptor, os.urandom(16).hex().encode("ascii") + b"\n")
         fs.sync(descriptor)
     finally:
         fs.close(descriptor)

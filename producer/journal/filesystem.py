@@ -59,6 +59,12 @@ class FileSystem:
         """How many bytes were appended; maybe fewer than given."""
         return os.write(descriptor, data)
 
+    def write_all(self, descriptor: int, data: bytes) -> None:
+        """Append all of it, or raise with a part of it written."""
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self.write(descriptor, rest) :]
+
     def read(self, descriptor: int, length: int, offset: int) -> bytes:
         return os.pread(descriptor, length, offset)
 

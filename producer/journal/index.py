@@ -96,28 +96,32 @@ class Entry:
         return not self.sent_ms or now_s - self.sent_s >= RECENTLY_SENT_S
 
     def needs(self, at_ms: int, receipt: Receipt) -> bool:
-        """Whether this receipt, read from disk, still says something. Of a row of deferrals only the last does."""
-        if receipt.state is not State.DEFERRED or not self._only_deferred():
-            return True
-        return not any(one.at_ms > at_ms and one.receipt.deaths >= receipt.deaths for one in self._receipts)
-
-    def _only_deferred(self) -> bool:
-        return all(one.receipt.state is State.DEFERRED for one in self._receipts)
+        """Whether this receipt, read from disk, still says something."""
+        return not any(_says_as_much(later, _Stamped(at_ms, receipt)) for later in self._receipts)
 
     def _add(self, at_ms: int, receipt: Receipt) -> None:
-        stamped = _Stamped(at_ms, receipt)
-        if stamped in self._receipts:
+        new = _Stamped(at_ms, receipt)
+        if new in self._receipts:
             return  # a copy made by compaction
-        kept = self._receipts
-        if receipt.state is State.DEFERRED and self._only_deferred():
-            kept = tuple(one for one in kept if one.at_ms > at_ms or one.receipt.deaths > receipt.deaths)
-        self._receipts = tuple(sorted((*kept, stamped), key=lambda one: one.at_ms))
+        all_ = sorted((*self._receipts, new), key=lambda one: one.at_ms)
+        self._receipts = tuple(one for one in all_ if not any(_says_as_much(later, one) for later in all_))
         self.last, self.deaths = None, 0
         for one in self._receipts:
             if receipts.outranks(one.receipt, self.last):
                 self.last, self.last_ms = one.receipt, one.at_ms
             self.deaths = 0 if one.receipt.state is State.REPLAYED else max(self.deaths, one.receipt.deaths)
         self.state = self.last.state if self.last is not None else None
+
+
+def _says_as_much(later: _Stamped, earlier: _Stamped) -> bool:
+    """Whether a deferral makes an earlier one superfluous, whatever other receipts there are before or between."""
+    return (
+        later.at_ms > earlier.at_ms
+        and later.receipt.state is State.DEFERRED
+        and earlier.receipt.state is State.DEFERRED
+        and later.receipt.deaths >= earlier.receipt.deaths
+        and (later.receipt.reason == "unsure" or earlier.receipt.reason != "unsure")
+    )
 
 
 class SegmentView:

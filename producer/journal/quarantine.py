@@ -42,9 +42,7 @@ def keep(fs: FileSystem, directory: str, data: bytes) -> bool:
             fs.unlink(path)  # a part of it, left by a crash
         descriptor = fs.create(path)
         try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[fs.write(descriptor, rest) :]
+            fs.write_all(descriptor, data)
             fs.sync(descriptor)
         finally:
             fs.close(descriptor)

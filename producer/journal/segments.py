@@ -283,11 +283,9 @@ class Segment:
 
     def append(self, data: bytes) -> None:
         """Append whole lines. When that fails, what was written of them is cut off again and the error raised."""
-        rest = memoryview(self._prefix + data)
         start = self.size
         try:
-            while rest:
-                rest = rest[self._fs.write(self._descriptor, rest) :]
+            self._fs.write_all(self._descriptor, self._prefix + data)
         except OSError:
             self._known_size = -1
             try:

@@ -66,7 +66,11 @@ class CrashingFileSystem(FileSystem):
         """The machine stops and comes back with what was durable, and a random part of what was not."""
         self._crash_directory(self.root)
         self.open_files.clear()
-        self.crashed, self.crash_at, self.fail_at = False, None, None
+        self.crashed, self.crash_at = False, None
+        self.stop_failing()
+
+    def stop_failing(self) -> None:
+        self.fail_at = self._fails_next_write = None
 
     def _crash_directory(self, directory: Directory) -> None:
         names = dict(directory.durable)

@@ -1,0 +1,206 @@
+"""The index: what became of every line, whatever order its bytes are read in."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from producer import receipt as receipts
+from producer.journal.index import Entry, Index
+from producer.receipt import Receipt, State
+from tests.unit.journal.crashing_filesystem import CrashingFileSystem
+from tests.unit.journal.support import Clock, compact, event, open_journal, receipt_of, seal_all
+
+
+def folded(history: list[Receipt]) -> tuple[State | None, int]:
+    """What `producer.receipt` says of these, in their order."""
+    held: Receipt | None = None
+    deaths = 0
+    for one in history:
+        if receipts.outranks(one, held):
+            held = one
+        deaths = 0 if one.state is State.REPLAYED else max(deaths, one.deaths)
+    return (held.state if held else None), deaths
+
+
+RECEIPTS = st.builds(
+    lambda state, unsure, deaths: Receipt(
+        line_hash="", id="", state=state, reason="unsure" if unsure and state is State.DEFERRED else "", deaths=deaths
+    ),
+    st.sampled_from(list(State)),
+    st.booleans(),
+    st.integers(0, 3),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(history=st.lists(RECEIPTS, max_size=7), order=st.randoms(use_true_random=False), copies=st.booleans())
+def test_the_state_of_a_line_follows_from_the_stamps_of_its_receipts_whatever_order_they_are_read_in(
+    history: list[Receipt], order: random.Random, copies: bool
+) -> None:
+    stamped = list(enumerate(history)) * (2 if copies else 1)
+    order.shuffle(stamped)
+    entry = Entry(b"x" * 32, 1)
+    for at_ms, receipt in stamped:
+        entry._add(at_ms, receipt)
+    assert (entry.state, entry.deaths) == folded(history)
+
+
+@settings(max_examples=300, deadline=None)
+@given(history=st.lists(RECEIPTS, max_size=7), data=st.data())
+def test_what_compaction_may_drop_of_the_receipts_changes_nothing_now_or_later(
+    history: list[Receipt], data: st.DataObject
+) -> None:
+    entry = Entry(b"x" * 32, 1)
+    for at_ms, receipt in enumerate(history):
+        entry._add(at_ms, receipt)
+    kept = [r for at_ms, r in enumerate(history) if entry.needs(at_ms, r) or data.draw(st.booleans())]
+    later = data.draw(st.lists(RECEIPTS, max_size=3))
+    assert folded([*kept, *later]) == folded([*history, *later])
+
+
+def test_receipts_and_sent_may_be_read_before_the_line_they_name() -> None:
+    fs, clock = CrashingFileSystem(), Clock()
+    with open_journal(fs, clock) as early, open_journal(fs, clock) as late:
+        early.append_event(event(0))
+        (held,) = early.segment_names()
+        holder = fs.open(f"{early.directory}/{held}")
+        assert fs.try_lock(holder)
+        clock.advance(1)
+        line = late.append_event(event(1))  # in a segment that sorts after the one its receipt goes to
+        fs.unlock(holder)
+        early.append_sent([line])
+        early.append_receipts([receipt_of(line)])
+        index = Index(early, monotonic=clock)
+        index.poll()
+        entry = index.entries[bytes.fromhex(line.hash)]
+        assert (entry.state, bool(entry.sent_ms), entry.copies) == (State.STORED, True, 1)
+
+
+def test_polls_report_what_appeared_what_got_receipts_and_what_vanished() -> None:
+    clock = Clock()
+    with open_journal(CrashingFileSystem(), clock) as journal:
+        index = Index(journal, monotonic=clock)
+        line = journal.append_event(event(1))
+        index.poll()
+        changes = index.take_changes()
+        (entry,) = changes.appeared
+        assert (changes.receipted, changes.vanished) == ([], [])
+        index.poll()
+        assert not any(index.take_changes())
+        journal.append_receipts([receipt_of(line)])
+        index.poll()
+        assert index.take_changes() == ([], [entry], [])
+        seal_all(journal)
+        compact(journal, clock)
+        index.poll()
+        assert index.take_changes() == ([], [], [entry])
+        assert index.entries == {}
+
+
+def test_a_line_that_compaction_copied_neither_appears_again_nor_vanishes() -> None:
+    clock = Clock()
+    with open_journal(CrashingFileSystem(), clock) as journal:
+        index = Index(journal, monotonic=clock)
+        lines = [journal.append_event(event(number)) for number in range(4)]
+        journal.append_receipts([receipt_of(line) for line in lines[:3]])
+        seal_all(journal)
+        index.poll()
+        index.take_changes()
+        compact(journal, clock)
+        index.poll()
+        changes = index.take_changes()
+        assert changes.appeared == []
+        assert len(changes.vanished) == 3
+        (left,) = index.entries.values()
+        assert index.read_line(left).text == lines[3].text
+
+
+def test_what_is_said_of_lines_that_are_nowhere_is_forgotten() -> None:
+    with open_journal(CrashingFileSystem()) as journal:
+        index = Index(journal)
+        for number in range(100):
+            line = open_journal(CrashingFileSystem()).append_event(event(number))
+            journal.append_receipts([receipt_of(line)])
+        for _ in range(3):
+            index.poll()
+        assert index.entries == {}
+
+
+def test_a_line_that_stands_twice_is_one_line_and_survives_the_loss_of_either_copy() -> None:
+    fs, clock = CrashingFileSystem(), Clock()
+    with open_journal(fs, clock) as journal:
+        line = journal.append_event(event(1))
+        (first,) = journal.segment_names()
+        fs.damage(f"{journal.directory}/{first}", lambda data: data + data.splitlines(keepends=True)[1])
+        copy = f"{journal.directory}/{first[:-14]}00000000.jsonl"
+        fs.close(fs.create(copy))
+        fs.damage(copy, lambda _: fs.contents(f"{journal.directory}/{first}"))
+        for gone in (first, copy.rpartition("/")[2]):
+            index = Index(journal, monotonic=clock)
+            index.poll()
+            (entry,) = index.entries.values()
+            assert entry.copies == 4
+            kept = fs.contents(f"{journal.directory}/{gone}")
+            fs.unlink(f"{journal.directory}/{gone}")
+            index.poll()
+            assert entry.copies == 2
+            assert index.read_line(entry).text == line.text
+            fs.close(fs.create(f"{journal.directory}/{gone}"))
+            fs.damage(f"{journal.directory}/{gone}", lambda _, kept=kept: kept)
+
+
+def test_a_segment_that_cannot_be_read_now_is_read_later() -> None:
+    fs = CrashingFileSystem()
+    with open_journal(fs) as journal:
+        journal.append_event(event(1))
+        failures = 0
+        for offset in range(20):
+            index = Index(journal)
+            fs.fail_at = len(fs.operations) + offset
+            index.poll()
+            failures += index.failed_reads
+            assert index.complete is not bool(index.failed_reads)
+        assert failures > 2
+        fs.stop_failing()
+        index.poll()
+        assert index.complete
+        assert len(index.entries) == 1
+
+
+def test_a_line_damaged_after_it_was_read_is_lost_and_counted() -> None:
+    from producer import errors
+
+    fs = CrashingFileSystem()
+    with open_journal(fs) as journal:
+        journal.append_event(event(1))
+        index = Index(journal)
+        index.poll()
+        (entry,) = index.entries.values()
+        (name,) = journal.segment_names()
+        fs.damage(f"{journal.directory}/{name}", lambda data: data.replace(b"userText", b"userTexT"))
+        with pytest.raises(errors.DamagedLine):
+            index.read_line(entry)
+        index.lose(entry)
+        assert index.damaged == 1
+        assert not entry.is_open
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_pending_lines_take_less_than_a_hundred_megabytes() -> None:
+    fs = CrashingFileSystem()
+    with open_journal(fs, max_bytes=1 << 30, segment_max_bytes=8 << 20) as journal:
+        for number in range(100_000):
+            journal.append_event(event(number))
+        tracemalloc.start()
+        index = Index(journal)
+        index.poll()
+        index.take_changes()
+        used, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert len(index.entries) == 100_000
+        assert used < 100 << 20
