@@ -470,9 +470,13 @@ class Dispatcher:
         """Publish what may be published now. Whether there may be more."""
         if now_s < self._broker_back_at_s:
             return False
-        limit = 1 if self._broker_failures_in_a_row else _MESSAGES_PER_ROUND
+        picks = [self._pick_fresh, self._pick_due, self._pick_again, self._pick_backlog]
+        limit = _MESSAGES_PER_ROUND
+        if self._broker_failures_in_a_row:
+            picks.reverse()  # try with one line, one that was tried before: it is unsure already
+            limit = 1
         busy = False
-        for pick in (self._pick_fresh, self._pick_due, self._pick_again, self._pick_backlog):
+        for pick in picks:
             if picked := pick(now_s, limit):
                 busy = True
                 if not self._send(picked, now_s):

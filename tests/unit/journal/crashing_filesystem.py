@@ -56,7 +56,7 @@ class CrashingFileSystem(FileSystem):
         self.fail_with = errno.EIO
         self.crash_at: int | None = None
         self.crashed = False
-        self.time_ns = 0
+        self.now_ns: Callable[[], int] = lambda: 0
         self._next = 3
         self._fails_next_write: int | None = None
 
@@ -171,7 +171,7 @@ class CrashingFileSystem(FileSystem):
         parent, name = self._parent(path)
         if name in parent.names:
             raise FileExistsError(errno.EEXIST, "exists")
-        made = File(links=1, modified_ns=self.time_ns)
+        made = File(links=1, modified_ns=self.now_ns())
         parent.change(lambda names: names.__setitem__(name, made))
         return self._opened(made)
 
@@ -215,7 +215,7 @@ class CrashingFileSystem(FileSystem):
 
     def _write_part(self, file: File, data: bytes | memoryview, length: int) -> int:
         file.data += bytes(data)[:length]
-        file.modified_ns = self.time_ns
+        file.modified_ns = self.now_ns()
         return length
 
     def read(self, descriptor: int, length: int, offset: int) -> bytes:
@@ -317,7 +317,7 @@ class CrashingFileSystem(FileSystem):
 
     def touch(self, descriptor: int) -> None:
         self._step("touch")
-        self.open_files[descriptor].modified_ns = self.time_ns
+        self.open_files[descriptor].modified_ns = self.now_ns()
 
     def free_bytes(self, path: str) -> int:
         return 1 << 40 if self.capacity is None else max(0, self.capacity - self._used())

@@ -293,7 +293,7 @@ def test_on_a_full_disk_settled_segments_are_removed_and_others_rewritten_from_t
 
 def test_drafts_that_a_crash_left_are_swept_after_an_hour(fs: CrashingFileSystem, clock: Clock) -> None:
     with open_journal(fs, clock) as journal:
-        fs.time_ns = int(clock() * 1e9)
+        fs.now_ns = lambda: int(clock() * 1e9)
         fs.close(fs.create(f"{journal.directory}/compact.0123.tmp"))
         assert compaction.sweep_drafts(journal) == 0
         clock.advance(3601)
