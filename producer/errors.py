@@ -7,6 +7,7 @@
     │   ├── BrokerUnavailable         publishing failed; the journal keeps the line
     │   ├── RedisUnavailable          receipts or recent writes out of reach
     │   ├── DeliveryTooOld            half the visibility timeout is over; no further request may be sent
+    │   ├── ChildUnavailable          no child process of the worker could take the delivery
     │   └── SyncUnknown               the disk did not answer within the budget; the line may still land
     └── Permanent                     the same call will fail again; a person or a caller must change something
         ├── ContractViolation         the event breaks AgentMemoryEvent v1 (`field`, `reason`)
@@ -28,6 +29,7 @@ from __future__ import annotations
 
 __all__ = [
     "BrokerUnavailable",
+    "ChildUnavailable",
     "ContractViolation",
     "DamagedLine",
     "DeliveryTooOld",
@@ -91,6 +93,10 @@ class RedisUnavailable(Retryable):
 
 class DeliveryTooOld(Retryable):
     """Half the visibility timeout has passed since this delivery was received: another copy may be running."""
+
+
+class ChildUnavailable(Retryable):
+    """No child process could be started or take the delivery; nothing is known against the event."""
 
 
 class SyncUnknown(Retryable):

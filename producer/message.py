@@ -5,6 +5,9 @@ Task `memory.ingest`, keyword arguments, JSON:
     {"batch": [{"line": text, "journalId": hex, "unsure": bool, "deaths": int}, ...],
      "tries": int, "unsureUntil": float | null}
 
+An item may also hold `"check": true, "reason": code`: its journal holds this line as dead, for that reason, and asks
+whether it was forgotten meanwhile. Neither name stands in any other item.
+
 `line` is the journal's exact text. `unsure`: an earlier publication of this line may have been applied. `deaths`: how
 many worker children this event killed. `tries`: Celery retries spent on this message. `unsureUntil`: set on the later
 look (unix seconds; when it is due). Key id and signature travel in message headers and are checked before any line is
@@ -61,12 +64,19 @@ class Item:
     journal_id: str
     unsure: bool = False
     deaths: int = 0
+    check: bool = False  # read marks only: answer `forgotten`, or `dead` again
+    reason: str = ""  # of a check: why it is dead, for a listing that Redis has lost
+
+    def body(self) -> dict[str, Any]:
+        """Its form in the message."""
+        body = {"line": self.line, "journalId": self.journal_id, "unsure": self.unsure, "deaths": self.deaths}
+        return {**body, "check": True, "reason": self.reason} if self.check else body
 
 
 def arguments(items: Sequence[Item], *, tries: int = 0, unsure_until: float | None = None) -> dict[str, Any]:
     """The keyword arguments of `memory.ingest` for these items."""
     return {
-        "batch": [{"line": i.line, "journalId": i.journal_id, "unsure": i.unsure, "deaths": i.deaths} for i in items],
+        "batch": [item.body() for item in items],
         "tries": tries,
         "unsureUntil": unsure_until,
     }
