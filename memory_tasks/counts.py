@@ -2,13 +2,15 @@
 
     memory:counts:<tenant>   hash, a number per field (below)
     memory:refused           hash, messages that no tenant answers for, by reason:
-                             unsigned, unknown_key, wrong_signature, malformed
+                             unsigned, unknown_key, wrong_signature, malformed, no_journal
 
 Fields: `stored` (written by a delivery), `duplicates` (found there, stored and settled), `conflicts`, `forgotten`,
 `dead`, `dead:<code>`, `deferred`, `deferred:<code>`, `retried` (Celery retries), `looks` (later looks),
-`failed:<code>`, `cache_errors`, `damaged`, and `last_stored_ms` (unix time of the last stored receipt, by the worker's
-clock). Codes are ours and few. A message that is delivered again counts again: receipts, not these numbers, say what
-became of an event.
+`failed:<code>`, `deaths` (children that died over one event), `held` (not tried while the store was known to be away),
+`store_outages` (how often that began, by any worker), `checked` (dead lines asked about), `attempts:<n>` (lines that
+ended at attempt n, from 2), `cache_errors`, `damaged`, and `last_stored_ms` (unix time of the last stored receipt, by
+the worker's clock). Codes are ours and few. A message that is delivered again counts again: receipts, not these
+numbers, say what became of an event.
 
 Both keys live as long as the deployment; they are on the list of keys without a time to live.
 """

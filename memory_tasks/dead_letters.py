@@ -17,7 +17,7 @@ from typing import Any
 
 from memory_tasks import redis_errors
 
-__all__ = ["DeadLetter", "add", "discard", "key_name", "read", "total", "trim"]
+__all__ = ["DeadLetter", "add", "add_known", "discard", "key_name", "read", "total", "trim"]
 
 _AT = ":at"
 
@@ -38,18 +38,28 @@ def key_name(tenant: str) -> str:
 
 def add(pipeline: Any, tenant: str, letters: Iterable[DeadLetter]) -> None:
     """Put these on a redis-py pipeline; call `trim` after it."""
-    key = key_name(tenant)
     for letter in letters:
-        body = {
-            "id": letter.id,
-            "lineHash": letter.line_hash,
-            "journalId": letter.journal_id,
-            "reason": letter.reason,
-            "at": letter.at_ms,
-            "deaths": letter.deaths,
-        }
-        pipeline.hset(key, letter.line_hash, json.dumps(body, separators=(",", ":")))
-        pipeline.zadd(key + _AT, {letter.line_hash: letter.at_ms})
+        pipeline.hset(key_name(tenant), letter.line_hash, _text(letter))
+        pipeline.zadd(key_name(tenant) + _AT, {letter.line_hash: letter.at_ms})
+
+
+def add_known(pipeline: Any, tenant: str, letters: Iterable[DeadLetter]) -> None:
+    """The same of lines that died long ago: what is listed of them stays, time and reason."""
+    for letter in letters:
+        pipeline.hsetnx(key_name(tenant), letter.line_hash, _text(letter))
+        pipeline.zadd(key_name(tenant) + _AT, {letter.line_hash: letter.at_ms}, nx=True)
+
+
+def _text(letter: DeadLetter) -> str:
+    body = {
+        "id": letter.id,
+        "lineHash": letter.line_hash,
+        "journalId": letter.journal_id,
+        "reason": letter.reason,
+        "at": letter.at_ms,
+        "deaths": letter.deaths,
+    }
+    return json.dumps(body, separators=(",", ":"))
 
 
 def discard(pipeline: Any, tenant: str, line_hashes: Iterable[str]) -> None:

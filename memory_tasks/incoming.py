@@ -25,9 +25,11 @@ from producer import contract, errors, identity, message
 from producer.convergence import delivery, forget
 from producer.journal import line as lines
 
-__all__ = ["Entry", "Message", "code_of", "open_item"]
+__all__ = ["Entry", "Message", "code_of", "open_item", "unopened"]
 
 _JOURNAL_ID = re.compile(r"[0-9a-f]{32}")
+_CODE = re.compile(r"[A-Za-z0-9_:.-]{0,160}")
+_ID_OF_LINE = re.compile(r'\{"v":\d+,"kind":"[a-z]+","id":"([0-9a-f]{64})"')
 # A field that the contract does not know is text of the event, and stands in no code.
 _FIELDS = frozenset(
     f.alias for model in (contract.Episode, contract.Fact) for f in model.model_fields.values() if f.alias
@@ -48,7 +50,8 @@ class Message:
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any], *, redelivered: bool, received_s: float) -> Message:
-        """The message with these keyword arguments. Raises `errors.SignatureRefused` (`malformed`) for other forms."""
+        """The message with these keyword arguments. Raises `errors.SignatureRefused`: `malformed` for other forms,
+        `no_journal` for items that name no journal: nobody would keep what this worker cannot store."""
         batch: Any = arguments.get("batch")
         tries: Any = arguments.get("tries")
         until: Any = arguments.get("unsureUntil")
@@ -79,7 +82,7 @@ class Entry:
 
     item: message.Item
     line_hash: str  # empty: the text has none, and no receipt can name it
-    id: str = ""  # empty: it could not be read
+    id: str = ""  # empty: it could not be read, or nobody looked
     delivery: delivery.Delivery | None = None
     refusal: str = ""
 
@@ -112,6 +115,14 @@ def open_item(item: message.Item, grant: tenants.Grant, *, poison_deaths: int, r
         received=received_s,
     )
     return Entry(item=item, line_hash=line_hash, id=line.id, delivery=opened)
+
+
+def unopened(item: message.Item) -> Entry:
+    """An item as far as it is known without opening it: nothing of it is parsed or checked."""
+    if not item.line.isascii():
+        return Entry(item=item, line_hash="")
+    found = _ID_OF_LINE.match(item.line)
+    return Entry(item=item, line_hash=lines.line_hash(item.line), id=found[1] if found else "")
 
 
 def code_of(problem: errors.IngestError) -> str:
@@ -161,16 +172,28 @@ def _checked_order(line: lines.Line, grant: tenants.Grant) -> tuple[Mapping[str,
 
 
 def _item(one: Any) -> message.Item:
+    if not isinstance(one, Mapping) or not isinstance(one.get("line"), str):
+        raise errors.SignatureRefused("malformed")
+    journal_id: Any = one.get("journalId")
+    if not isinstance(journal_id, str) or not _JOURNAL_ID.fullmatch(journal_id):
+        raise errors.SignatureRefused("no_journal")
+    check, reason = one.get("check", False), one.get("reason", "")
     if (
-        not isinstance(one, Mapping)
-        or not isinstance(one.get("line"), str)
-        or not isinstance(one.get("journalId"), str)
-        or not _JOURNAL_ID.fullmatch(one["journalId"])
-        or not isinstance(one.get("unsure"), bool)
+        not isinstance(one.get("unsure"), bool)
         or not _is_count(one.get("deaths"))
+        or not isinstance(check, bool)
+        or not isinstance(reason, str)
+        or not _CODE.fullmatch(reason)
     ):
         raise errors.SignatureRefused("malformed")
-    return message.Item(line=one["line"], journal_id=one["journalId"], unsure=one["unsure"], deaths=one["deaths"])
+    return message.Item(
+        line=one["line"],
+        journal_id=journal_id,
+        unsure=one["unsure"],
+        deaths=one["deaths"],
+        check=check,
+        reason=reason if check else "",
+    )
 
 
 def _is_count(value: Any) -> bool:

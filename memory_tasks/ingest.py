@@ -1,11 +1,12 @@
 """What a worker does with one message.
 
-    message ─▶ signature ─▶ lines, contract, grant (incoming) ─▶ settle ─▶ verdicts ─▶ receipts, or again
+    message ─▶ signature ─▶ breaker ─▶ lines, contract, grant, settling (handling) ─▶ verdicts ─▶ receipts, or again
 
 Nothing here sleeps or retries, and no request is sent to the store once half of the visibility timeout has passed since
 the message was received, by a clock that counts suspended time: another worker may have it by then.
 
-`settle` is how deliveries are settled, in this process or in a child of it.
+What arrives unsure, or killed a process before, is handled `apart`, in a child of this process: from the first look at
+its line. So are checks of dead lines. What arrives sure and kills this process comes back redelivered, which is unsure.
 """
 
 from __future__ import annotations
@@ -14,21 +15,15 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
-from memory_tasks import incoming, receipts, tenants, verdicts
-from producer import errors, message
+from memory_tasks import breaker, handling, incoming, receipts, results, tenants, verdicts
+from producer import errors, message, receipt
 from producer.convergence import delivery
 
-__all__ = ["Ingest", "Settle"]
+__all__ = ["Ingest"]
 
 logger = logging.getLogger(__name__)
-
-
-class Settle(Protocol):
-    def __call__(
-        self, tenant: str, deliveries: Sequence[delivery.Delivery], *, until: float
-    ) -> list[verdicts.Result]: ...
 
 
 class Ingest:
@@ -38,14 +33,18 @@ class Ingest:
         self,
         *,
         tenants: tenants.Tenants,
-        settle: Settle,
+        here: handling.Handles,
+        apart: handling.Handles,
+        breakers: breaker.Breakers,
         receipts: receipts.Receipts,
         policy: verdicts.Policy,
         wall_s: Callable[[], float] = time.time,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._tenants = tenants
-        self._settle = settle
+        self._here = here
+        self._apart = apart
+        self._breakers = breakers
         self._receipts = receipts
         self._policy = policy
         self._wall_s = wall_s
@@ -68,7 +67,7 @@ class Ingest:
         grant = self._tenants.grant_of(key_id)
         answer = self.handle(asked, grant)
         try:
-            self._receipts.send(answer.receipts, key=grant.key, tenant=grant.tenant, counted=answer.counted)
+            self._receipts.send(answer, key=grant.key, tenant=grant.tenant)
         except errors.RedisUnavailable:
             return self._unreceipted(asked, grant, answer)
         return answer.again
@@ -76,22 +75,29 @@ class Ingest:
     def handle(self, asked: incoming.Message, grant: tenants.Grant) -> verdicts.Answer:
         """Settle what the message holds and say what became of each item; sends no receipt."""
         began_s = time.monotonic()
-        entries = self._opened(asked, grant)
-        live = [entry.delivery for entry in entries if entry.delivery is not None]
-        until = asked.received_s + self._policy.visibility_timeout_s / 2
-        results = iter(self._settle(grant.tenant, live, until=until) if live else ())
-        found = self._verdicts(asked, grant)
-        for entry in entries:
-            if entry.delivery is None:
-                found.refuse(entry)
-            else:
-                found.add(entry, next(results))
+        gate = self._breakers.of(grant.tenant)
+        turn = gate.enter()
+        if turn is None:
+            found = self._verdicts(asked, grant)
+            held = results.Held(delay_s=gate.hold_s())
+            handled = [results.Handled(entry=incoming.unopened(item), result=held) for item in asked.items]
+        else:
+            answered, asked_wait_s, begins = None, 0.0, False
+            try:
+                handled = self._handled(asked, grant)
+                answered, asked_wait_s = _of_store(handled)
+            finally:
+                begins = gate.leave(turn, answered=answered, asked_wait_s=asked_wait_s)
+            found = self._verdicts(asked, grant, hold_s=gate.hold_s())
+            found.outage(begins)
+        for one in handled:
+            found.add(one)
         answer = found.answer()
         logger.info(
             "action=handled tenant=%s ids=%s lines=%d tries=%d look=%s redelivered=%s again=%s ms=%d %s",
             grant.tenant,
-            ",".join(entry.id for entry in entries[:3]),
-            len(entries),
+            ",".join(one.entry.id for one in handled[:3]),
+            len(handled),
             asked.tries,
             asked.is_look,
             asked.redelivered,
@@ -109,22 +115,25 @@ class Ingest:
         grant = self._tenants.grant_of(message.verify(arguments, headers, self._tenants.secret_of))
         asked = incoming.Message.of(arguments, redelivered=False, received_s=0.0)
         found = self._verdicts(asked, grant)
-        for entry in self._opened(asked, grant):
-            if entry.delivery is None:
-                found.refuse(entry)
-            else:
-                found.fault(entry, fault)
-        answer = found.answer()
-        self._receipts.send(answer.receipts, key=grant.key, tenant=grant.tenant, counted=answer.counted)
+        for item in asked.items:
+            # Not opened: it may be what the error came from.
+            found.add(results.Handled(entry=incoming.unopened(item), result=results.Fault(kind=type(fault).__name__)))
+        self._receipts.send(found.answer(), key=grant.key, tenant=grant.tenant)
 
-    def _opened(self, asked: incoming.Message, grant: tenants.Grant) -> list[incoming.Entry]:
-        return [
-            incoming.open_item(item, grant, poison_deaths=self._policy.poison_deaths, received_s=asked.received_s)
-            for item in asked.items
-        ]
+    def _handled(self, asked: incoming.Message, grant: tenants.Grant) -> list[results.Handled]:
+        """What became of each item, doubtful ones in a child."""
+        until = asked.received_s + self._policy.visibility_timeout_s / 2
+        is_doubtful = [asked.redelivered or item.unsure or item.deaths > 0 or item.check for item in asked.items]
+        parts = {}
+        for doubtful, way in ((False, self._here), (True, self._apart)):
+            items = [item for item, is_ in zip(asked.items, is_doubtful, strict=True) if is_ is doubtful]
+            parts[doubtful] = iter(way.handle(items, grant, received_s=asked.received_s, until=until) if items else ())
+        return [next(parts[doubtful]) for doubtful in is_doubtful]
 
-    def _verdicts(self, asked: incoming.Message, grant: tenants.Grant) -> verdicts.Verdicts:
-        return verdicts.Verdicts(asked, grant.key, self._policy, wall_s=self._wall_s, chance=self._chance)
+    def _verdicts(self, asked: incoming.Message, grant: tenants.Grant, *, hold_s: float = 0.0) -> verdicts.Verdicts:
+        return verdicts.Verdicts(
+            asked, grant.key, self._policy, hold_s=hold_s, wall_s=self._wall_s, chance=self._chance
+        )
 
     def _refuse(self, reason: str) -> None:
         logger.warning("action=message_refused reason=%s; counted, not retried", reason)
@@ -153,3 +162,18 @@ class Ingest:
             reason="receipts_unavailable",
             key=grant.key,
         )
+
+
+def _of_store(handled: Sequence[results.Handled]) -> tuple[bool | None, float]:
+    """Whether the store answered, by what became of a message; None when that does not tell. And the wait it asked
+    for."""
+    failed, answered, asked_wait_s = False, False, 0.0
+    for one in handled:
+        match one.result:
+            case delivery.Failed(error=errors.StoreUnavailable() | errors.StoreThrottled() as problem):
+                failed, asked_wait_s = True, max(asked_wait_s, problem.retry_after_s)
+            case delivery.Failed(error=errors.StoreRefused() | errors.StoreDenied()):
+                answered = True
+            case delivery.Settled(state=receipt.State.STORED | receipt.State.FORGOTTEN):
+                answered = True
+    return (True if answered else False if failed else None), asked_wait_s

@@ -9,6 +9,7 @@ Redis keys of the whole service, beside Celery's own:
     memory:recent:<tenant>:<scopeKey>               expires; see producer.recall.recent
     memory:counts:<tenant>, memory:refused          without a time to live; see memory_tasks.counts
     memory:dead:<tenant>, memory:dead:<tenant>:at   without a time to live; see memory_tasks.dead_letters
+    memory:trouble:<tenant> and two beside it       expire; see memory_tasks.troubles
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from memory_tasks import counts, dead_letters, redis_errors
+from memory_tasks import counts, dead_letters, redis_errors, troubles, verdicts
 from producer import errors, message, receipt
 
 __all__ = ["KEYS_WITHOUT_TTL", "Receipts"]
@@ -44,18 +45,11 @@ class Receipts:
         self._dead_letters_kept = dead_letters_kept
         self._wall_s = wall_s
 
-    def send(
-        self,
-        sent: Sequence[tuple[str, receipt.Receipt]],
-        *,
-        key: message.Key,
-        tenant: str,
-        counted: Mapping[str, int],
-    ) -> None:
-        """Send receipts, each with its journal's id, and count. Signed with the key that signed the message."""
+    def send(self, answer: verdicts.Answer, *, key: message.Key, tenant: str) -> None:
+        """Send receipts, each to its journal's list, count, and list. Signed with the key that signed the message."""
         now_ms = int(self._wall_s() * 1000)
         entries: defaultdict[str, list[str]] = defaultdict(list)
-        for journal_id, one in sent:
+        for journal_id, one in answer.receipts:
             entries[journal_id].append(receipt.encode(one, journal_id=journal_id, key=key))
         dead = [
             dead_letters.DeadLetter(
@@ -66,11 +60,14 @@ class Receipts:
                 at_ms=now_ms,
                 deaths=one.deaths,
             )
-            for journal_id, one in sent
+            for journal_id, one in answer.receipts
             if one.state is receipt.State.DEAD
         ]
-        ended = [one.line_hash for _, one in sent if one.state in (receipt.State.STORED, receipt.State.FORGOTTEN)]
-        if any(one.state is receipt.State.STORED for _, one in sent):
+        receipts = [one for _, one in answer.receipts]
+        well = [one.line_hash for one in receipts if one.state in (receipt.State.STORED, receipt.State.FORGOTTEN)]
+        ended = [one for one in receipts if one.state in receipt.TERMINAL and one.line_hash not in answer.known_dead]
+        counted = answer.counted
+        if any(one.state is receipt.State.STORED for one in receipts):
             counted = {**counted, counts.LAST_STORED: now_ms}
         with redis_errors.translated(), self._client.pipeline(transaction=True) as pipeline:
             for journal_id, texts in entries.items():
@@ -79,12 +76,21 @@ class Receipts:
                 pipeline.ltrim(name, -receipt.MAX_LISTED, -1)
                 pipeline.expire(name, self._ttl_s)
             counts.add(pipeline, counts.key_name(tenant), counted)
-            dead_letters.add(pipeline, tenant, dead)
-            dead_letters.discard(pipeline, tenant, ended)
-            pipeline.execute()
-        if dead:
-            with contextlib.suppress(errors.RedisUnavailable):  # the next dead letter trims it
+            dead_letters.add(pipeline, tenant, (one for one in dead if one.line_hash not in answer.known_dead))
+            dead_letters.add_known(pipeline, tenant, (one for one in dead if one.line_hash in answer.known_dead))
+            dead_letters.discard(pipeline, tenant, well)
+            troubles.add(pipeline, tenant, answer.troubles, at_ms=now_ms)
+            if ended:
+                troubles.ask(pipeline, tenant, ended)
+            answers = pipeline.execute()
+        with contextlib.suppress(errors.RedisUnavailable):  # receipts are sent; the rest is for people to look at
+            if ended:
+                failed = [one.line_hash for one in answer.troubles]
+                troubles.end(self._client, tenant, ended, answers[-1], failed=failed, at_ms=now_ms)
+            if dead:
                 dead_letters.trim(self._client, tenant, keep=self._dead_letters_kept)
+            if answer.troubles:
+                troubles.trim(self._client, tenant)
 
     def refused(self, reason: str) -> None:
         """Count a message that no tenant answers for."""

@@ -86,6 +86,19 @@ class Settings(pydantic_settings.BaseSettings):
         le=20,
     )
     poison_deaths: int = _setting(3, "An event that killed this many worker children is dead.", unit="deaths", ge=1)
+    children: int = _setting(
+        2,
+        "Child processes of one worker for events that arrive unsure or killed one before; each has its own stores.",
+        unit="processes",
+        ge=1,
+        le=64,
+    )
+    child_requests_max: int = _setting(
+        1000, "A child is replaced after so many messages, whatever it may have leaked.", unit="messages", ge=1
+    )
+    child_idle_s: float = _setting(
+        60.0, "A child without work ends after this long; most workers have none.", unit="seconds", gt=0
+    )
     store_pool: int = _setting(
         16,
         "Connections to the store kept open by one worker.",

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from memory_tasks import clock, shared_store
+from memory_tasks import checking, clock, shared_store
 from producer import errors
 from producer.convergence import delivery, driver
 from producer.store import port
@@ -69,6 +69,11 @@ class Settler:
             forget_margin_s=self._forget_margin_s,
             waker=parts.waker,
         )
+
+    def forgotten(self, tenant: str, asked: Sequence[checking.Question], *, until: float) -> list[bool]:
+        """Whether dead lines were forgotten meanwhile. Reads marks only. Raises what the store raises."""
+        store = self._parts[tenant].store.until(until)
+        return checking.forgotten(store, asked, margin_s=self._forget_margin_s)
 
     def close(self) -> None:
         for parts in self._parts.values():

@@ -8,6 +8,10 @@ A delivery is *unsure* if its item says so, if the broker says redelivered, or i
     not ended, unsure    receipt deferred, reason `unsure`, for at least that long; so is a later look that did not end
     not ended, sure      one event: Celery retry, at most `MEMORY_RETRY_LIMIT` of them, then deferred; a member of a
                          chunk: deferred at once, so that it comes back singly
+    held                 deferred: the store is known to be away and nothing was sent (memory_tasks.breaker)
+    died                 deferred, reason `unsure`, with one death more; dead (`poison`) at `MEMORY_POISON_DEATHS`
+    checked              a dead line: forgotten, or dead as before. Where it could not be asked about there is no
+                         receipt, since any other would take it out of the dead ones
 
 A wait the store asked for that is longer than `MEMORY_RETRY_MAX_COUNTDOWN_S` goes to the journal as `delayS`. *Ended*
 is settled, or refused for good. A wrong key of the store or a wrong setting is not: it is the deployment's fault, and
@@ -22,20 +26,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from memory_tasks import incoming
+from memory_tasks import incoming, results
 from producer import errors, message
 from producer.convergence import delivery
 from producer.receipt import Receipt, State
 
-__all__ = ["LATER_LOOK", "UNSURE", "Again", "Answer", "Policy", "Result", "Verdicts", "backoff_s"]
+__all__ = ["LATER_LOOK", "UNSURE", "Again", "Answer", "Policy", "Trouble", "Verdicts", "backoff_s"]
 
 UNSURE = "unsure"
 LATER_LOOK = "later_look"
+POISON = "poison"
+HELD = "store_unavailable"
 _FAULT_OF_DEPLOYMENT = (errors.StoreDenied, errors.SettingsRefused)
 _DEPLOYMENT_DELAY_S = 300.0  # a person must act first
 _FIRST_COUNTDOWN_S = 2.0
-
-Result = delivery.Settled | delivery.Failed
+_STORE_AWAY = (errors.StoreUnavailable, errors.StoreThrottled)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,12 +70,23 @@ class Again:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Trouble:
+    """An attempt at a line that failed."""
+
+    line_hash: str
+    id: str
+    error: str  # a code
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
     """What one message led to. Each receipt stands with its journal's id."""
 
     receipts: Sequence[tuple[str, Receipt]]
     again: Again | None
     counted: Mapping[str, int]
+    troubles: Sequence[Trouble] = ()
+    known_dead: frozenset[str] = frozenset()  # lines that were dead before, as receipts say again
 
 
 def backoff_s(policy: Policy, tries: int, chance: Callable[[], float]) -> float:
@@ -87,9 +103,12 @@ class Verdicts:
         key: message.Key,
         policy: Policy,
         *,
+        hold_s: float = 0.0,
         wall_s: Callable[[], float] = time.time,
         chance: Callable[[], float],
     ) -> None:
+        """`hold_s`: the store is known to be away; no retry of Celery's before so long."""
+        self._hold_s = hold_s
         self._asked = asked
         self._key = key
         self._policy = policy
@@ -99,6 +118,8 @@ class Verdicts:
         self._looks: list[message.Item] = []
         self._retry: Again | None = None
         self._counted: Counter[str] = Counter()
+        self._troubles: list[Trouble] = []
+        self._known_dead: set[str] = set()
 
     def answer(self) -> Answer:
         again = self._retry
@@ -113,37 +134,98 @@ class Verdicts:
                 key=self._key,
             )
         counted = {name: number for name, number in self._counted.items() if number}
-        return Answer(receipts=tuple(self._receipts), again=again, counted=counted)
+        return Answer(
+            receipts=tuple(self._receipts),
+            again=again,
+            counted=counted,
+            troubles=tuple(self._troubles),
+            known_dead=frozenset(self._known_dead),
+        )
 
-    def add(self, entry: incoming.Entry, result: Result) -> None:
-        """Take in what became of a delivery."""
-        self._counted["cache_errors"] += result.cache_errors
-        # The item's own doubt is what a later look is for; only doubts of its own are left to it.
-        unsure = result.unsure or self._asked.redelivered or (entry.item.unsure and not self._asked.is_look)
-        if isinstance(result, delivery.Settled):
-            self._count(result)
-            self._end(entry, result.state, result.reason, unsure=unsure)
+    def add(self, handled: results.Handled) -> None:
+        """Take in what became of an item."""
+        entry, result = handled.entry, handled.result
+        if entry.item.check:
+            self._checked(entry, result)
             return
-        code = incoming.code_of(result.error)
-        self._counted[f"failed:{code}"] += 1
-        if isinstance(result.error, errors.Permanent) and not isinstance(result.error, _FAULT_OF_DEPLOYMENT):
-            self._end(entry, State.DEAD, code, unsure=unsure)
-        elif unsure or self._asked.is_look:
-            self._defer_unsure(entry, at_least_s=_asked_wait_s(result.error))
-        else:
-            self._try_again(entry, result.error, code)
+        match result:
+            case None:
+                self._refuse(entry)
+            case delivery.Settled():
+                self._counted["cache_errors"] += result.cache_errors
+                self._count(result)
+                self._end(entry, result.state, result.reason, unsure=self._is_unsure(entry) or result.unsure)
+            case delivery.Failed():
+                self._counted["cache_errors"] += result.cache_errors
+                self._failed(entry, result.error, unsure=self._is_unsure(entry) or result.unsure)
+            case results.Held():
+                self._held(entry, result.delay_s)
+            case results.Died():
+                self._died(entry)
+            case results.Fault():
+                self._trouble(entry, result.kind)
+                self._defer_unsure(entry)
 
-    def refuse(self, entry: incoming.Entry) -> None:
-        """Take in a line that was refused before any request: no copy of it ever sent one either."""
+    def outage(self, begins: bool) -> None:
+        """Take in whether this message showed that the store is away."""
+        self._counted["store_outages"] += begins
+
+    def _is_unsure(self, entry: incoming.Entry) -> bool:
+        """The item's own doubt is what a later look is for; only doubts of its own are left to it."""
+        return self._asked.redelivered or (entry.item.unsure and not self._asked.is_look)
+
+    def _refuse(self, entry: incoming.Entry) -> None:
+        """A line that was refused before any request: no copy of it ever sent one either."""
         if entry.line_hash:
             self._receipt(entry, State.DEAD, reason=entry.refusal)
         else:
             self._counted["damaged"] += 1
 
-    def fault(self, entry: incoming.Entry, fault: Exception) -> None:
-        """Take in a delivery that ended in an error nobody foresaw: how far it came is unknown."""
-        self._counted[f"failed:{type(fault).__name__}"] += 1
-        self._defer_unsure(entry)
+    def _failed(self, entry: incoming.Entry, problem: errors.IngestError, *, unsure: bool) -> None:
+        code = incoming.code_of(problem)
+        self._trouble(entry, code)
+        if isinstance(problem, errors.Permanent) and not isinstance(problem, _FAULT_OF_DEPLOYMENT):
+            self._end(entry, State.DEAD, code, unsure=unsure)
+        elif unsure or self._asked.is_look:
+            self._defer_unsure(entry, at_least_s=max(_asked_wait_s(problem), self._hold_of(problem)))
+        else:
+            self._try_again(entry, problem, code)
+
+    def _held(self, entry: incoming.Entry, delay_s: float) -> None:
+        self._counted["held"] += 1
+        if self._asked.is_look or self._is_unsure(entry):
+            self._defer_unsure(entry, at_least_s=delay_s)
+        else:
+            self._defer(entry, HELD, delay_s)
+
+    def _died(self, entry: incoming.Entry) -> None:
+        """It killed its process. What the child had sent may still be applied: nobody can look, so time must pass."""
+        self._counted["deaths"] += 1
+        deaths = entry.item.deaths + 1
+        self._trouble(entry, "died")
+        if deaths >= self._policy.poison_deaths:
+            self._receipt(entry, State.DEAD, reason=POISON, deaths=deaths)
+        else:
+            self._defer_unsure(entry, deaths=deaths)
+
+    def _checked(self, entry: incoming.Entry, result: results.Result | None) -> None:
+        self._counted["checked"] += 1
+        match result:
+            case results.Checked(forgotten=True):
+                self._receipt(entry, State.FORGOTTEN, reason="")
+            case results.Checked():
+                if entry.line_hash:
+                    self._known_dead.add(entry.line_hash)
+                    self._receipts.append(
+                        (entry.item.journal_id, self._made(entry, State.DEAD, reason=entry.item.reason))
+                    )
+            case delivery.Failed():
+                self._counted[f"failed:{incoming.code_of(result.error)}"] += 1
+
+    def _trouble(self, entry: incoming.Entry, code: str) -> None:
+        self._counted[f"failed:{code}"] += 1
+        if entry.line_hash:
+            self._troubles.append(Trouble(line_hash=entry.line_hash, id=entry.id, error=code))
 
     def _end(self, entry: incoming.Entry, state: State, reason: str, *, unsure: bool) -> None:
         if unsure:
@@ -161,6 +243,7 @@ class Verdicts:
             and self._asked.tries < self._policy.retry_limit
             and asked_s <= self._policy.retry_max_countdown_s
             and not isinstance(problem, errors.DeliveryTooOld)
+            and not self._hold_of(problem)
         ):
             self._counted["retried"] += 1
             self._retry = Again(
@@ -172,28 +255,49 @@ class Verdicts:
                 key=self._key,
             )
         else:
-            self._defer(entry, code, max(self._policy.retry_max_countdown_s, asked_s))
+            self._defer(entry, code, max(self._policy.retry_max_countdown_s, asked_s, self._hold_of(problem)))
 
-    def _defer_unsure(self, entry: incoming.Entry, *, at_least_s: float = 0.0) -> None:
-        self._defer(entry, UNSURE, max(self._policy.store_late_s, at_least_s))
+    def _hold_of(self, problem: errors.IngestError) -> float:
+        return self._hold_s if isinstance(problem, _STORE_AWAY) else 0.0
 
-    def _defer(self, entry: incoming.Entry, reason: str, delay_s: float) -> None:
-        self._receipt(entry, State.DEFERRED, reason=reason, delay_s=delay_s * (1 + self._chance() / 5))
+    def _defer_unsure(self, entry: incoming.Entry, *, at_least_s: float = 0.0, deaths: int | None = None) -> None:
+        self._defer(entry, UNSURE, max(self._policy.store_late_s, at_least_s), deaths=deaths)
 
-    def _receipt(self, entry: incoming.Entry, state: State, *, reason: str, delay_s: float = 0.0) -> None:
+    def _defer(self, entry: incoming.Entry, reason: str, delay_s: float, *, deaths: int | None = None) -> None:
+        if not entry.line_hash:
+            self._counted["damaged"] += 1
+            return
+        spread_s = delay_s * (1 + self._chance() / 5)
+        self._receipt(entry, State.DEFERRED, reason=reason, delay_s=spread_s, deaths=deaths)
+
+    def _receipt(
+        self,
+        entry: incoming.Entry,
+        state: State,
+        *,
+        reason: str,
+        delay_s: float = 0.0,
+        deaths: int | None = None,
+    ) -> None:
         if state is not State.STORED:  # those are counted when they are written, see `_count`
             self._counted[str(state)] += 1
             if reason:
                 self._counted[f"{state}:{reason}"] += 1
-        made = Receipt(
+        made = self._made(entry, state, reason=reason, delay_s=delay_s, deaths=deaths)
+        self._receipts.append((entry.item.journal_id, made))
+
+    @staticmethod
+    def _made(
+        entry: incoming.Entry, state: State, *, reason: str, delay_s: float = 0.0, deaths: int | None = None
+    ) -> Receipt:
+        return Receipt(
             line_hash=entry.line_hash,
             id=entry.id,
             state=state,
             reason=reason,
             delay_s=delay_s,
-            deaths=entry.item.deaths,
+            deaths=entry.item.deaths if deaths is None else deaths,
         )
-        self._receipts.append((entry.item.journal_id, made))
 
     def _count(self, settled: delivery.Settled) -> None:
         if self._asked.is_look:  # counted when it was made first

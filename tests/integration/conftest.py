@@ -12,7 +12,7 @@ import pytest
 from pytest_celery import CeleryBrokerCluster, CeleryWorkerCluster
 
 from producer import broker, message
-from tests.integration.local_nodes import LocalBroker, LocalWorker, RedisContainer, WorkerContainer
+from tests.integration.local_nodes import ROOT, LocalBroker, LocalWorker, RedisContainer, WorkerContainer
 from tests.redis_server import RedisServer
 
 # Short waits, each below half of the visibility timeout, so that what takes minutes in service takes seconds here.
@@ -28,10 +28,11 @@ SHORT_WAITS = {
 def worker_environment(tmp_path: Path, celery_broker_cluster: CeleryBrokerCluster) -> dict[str, str]:
     """The environment of the worker, and of everything in the test that shares its settings."""
     (tmp_path / "faults").mkdir()
-    keep = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "PYTHONPATH") if name in os.environ}
+    keep = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     return {
         **keep,
         **SHORT_WAITS,
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),  # for tests' children
         "PYTHONUNBUFFERED": "1",
         "PYTHONPYCACHEPREFIX": os.environ.get("PYTHONPYCACHEPREFIX", ""),
         "MEMORY_STATE_DIR": str(tmp_path / "state"),

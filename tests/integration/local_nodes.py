@@ -63,7 +63,7 @@ class WorkerContainer:
     def __init__(self, name: str, *, app: str, directory: Path, environment: Mapping[str, str]) -> None:
         self.name = self.id = name
         self._app = app
-        self._environment = dict(environment)
+        self.environment = dict(environment)
         self._log = directory / f"{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -86,7 +86,7 @@ class WorkerContainer:
         seen = self.logs().count(READY)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=ROOT, env=self._environment
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=ROOT, env=self.environment
             )
         deadline = time.monotonic() + START_DEADLINE_S
         while wait and self.logs().count(READY) == seen:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 import redis as redis_py
 
-from memory_tasks import counts, dead_letters, receipts
+from memory_tasks import counts, dead_letters, receipts, troubles, verdicts
 from producer import errors, message, receipt
 from producer.receipt import Receipt, State
 from tests.redis_server import RedisServer, redis_server
@@ -37,6 +37,18 @@ def sender(client: Any, **changes: Any) -> receipts.Receipts:
     )
 
 
+def send(
+    to: receipts.Receipts,
+    sent: Sequence[tuple[str, Receipt]],
+    *,
+    tenant: str = "local",
+    counted: Mapping[str, int] | None = None,
+    **more: Any,
+) -> None:
+    answer = verdicts.Answer(receipts=sent, again=None, counted=counted or {}, **more)
+    to.send(answer, key=KEY, tenant=tenant)
+
+
 def one(number: int, state: State = State.STORED, **more: Any) -> Receipt:
     return Receipt(line_hash=f"{number:064x}", id=f"{number:064x}", state=state, **more)
 
@@ -47,7 +59,7 @@ def dead(number: int) -> Receipt:
 
 def test_receipts_go_to_the_list_of_their_journal_signed_and_in_order(client):
     sent = [(JOURNAL, one(1)), (OTHER_JOURNAL, one(2)), (JOURNAL, one(3, State.DEFERRED, reason="x", delay_s=9.5))]
-    sender(client).send(sent, key=KEY, tenant="local", counted={})
+    send(sender(client), sent, tenant="local", counted={})
     for journal_id in (JOURNAL, OTHER_JOURNAL):
         entries = client.lrange(receipt.list_name(journal_id), 0, -1)
         got = [receipt.decode(e, journal_id=journal_id, secret_of={"key": KEY.secret}.get) for e in entries]
@@ -58,7 +70,7 @@ def test_receipts_go_to_the_list_of_their_journal_signed_and_in_order(client):
 def test_the_list_keeps_the_newest_receipts_up_to_its_bound(client, monkeypatch):
     monkeypatch.setattr(receipt, "MAX_LISTED", 5)
     for start in (0, 4):
-        sender(client).send([(JOURNAL, one(n)) for n in range(start, start + 4)], key=KEY, tenant="t", counted={})
+        send(sender(client), [(JOURNAL, one(n)) for n in range(start, start + 4)], tenant="t", counted={})
     entries = client.lrange(receipt.list_name(JOURNAL), 0, -1)
     got = [receipt.decode(e, journal_id=JOURNAL, secret_of=lambda _: KEY.secret) for e in entries]
     assert got == [one(n) for n in range(3, 8)]
@@ -66,9 +78,9 @@ def test_the_list_keeps_the_newest_receipts_up_to_its_bound(client, monkeypatch)
 
 def test_counts_add_up_per_tenant_and_tell_when_something_was_stored_last(client):
     made = sender(client)
-    made.send([(JOURNAL, one(1))], key=KEY, tenant="a", counted={"stored": 1, "cache_errors": 0})
-    made.send([(JOURNAL, one(2))], key=KEY, tenant="a", counted={"stored": 2})
-    made.send([], key=KEY, tenant="b", counted={"retried": 1})
+    send(made, [(JOURNAL, one(1))], tenant="a", counted={"stored": 1, "cache_errors": 0})
+    send(made, [(JOURNAL, one(2))], tenant="a", counted={"stored": 2})
+    send(made, [], tenant="b", counted={"retried": 1})
     assert counts.read(client, "a") == {"stored": 3, counts.LAST_STORED: 1_800_000_000_000}
     assert counts.read(client, "b") == {"retried": 1}
     assert counts.read(client, "c") == {}
@@ -82,7 +94,7 @@ def test_dead_letters_are_listed_newest_first_and_bounded(client):
     made = sender(client, wall_s=lambda: now[0])
     for number in range(5):
         now[0] += 1
-        made.send([(JOURNAL, dead(number))], key=KEY, tenant="local", counted={})
+        send(made, [(JOURNAL, dead(number))], tenant="local", counted={})
     listed = dead_letters.read(client, "local")
     assert [letter.reason for letter in listed] == ["reason_4", "reason_3", "reason_2"]
     assert dead_letters.total(client, "local") == 3
@@ -97,21 +109,81 @@ def test_dead_letters_are_listed_newest_first_and_bounded(client):
 @pytest.mark.parametrize("state", [State.STORED, State.FORGOTTEN])
 def test_a_line_that_ended_well_after_all_leaves_the_listing(client, state):
     made = sender(client)
-    made.send([(JOURNAL, dead(1)), (JOURNAL, dead(2))], key=KEY, tenant="local", counted={})
-    made.send([(JOURNAL, one(1, state))], key=KEY, tenant="local", counted={})
+    send(made, [(JOURNAL, dead(1)), (JOURNAL, dead(2))], tenant="local", counted={})
+    send(made, [(JOURNAL, one(1, state))], tenant="local", counted={})
     assert [letter.id for letter in dead_letters.read(client, "local")] == [f"{2:064x}"]
 
 
 def test_the_same_dead_line_twice_is_listed_once(client):
     made = sender(client)
     for _ in range(2):
-        made.send([(JOURNAL, dead(1))], key=KEY, tenant="local", counted={})
+        send(made, [(JOURNAL, dead(1))], tenant="local", counted={})
     assert dead_letters.total(client, "local") == 1
+
+
+def test_a_line_that_is_dead_as_before_is_listed_again_after_a_wipe_and_not_changed_otherwise(client):
+    now = [1_800_000_000.0]
+    made = sender(client, wall_s=lambda: now[0])
+    send(made, [(JOURNAL, dead(1))])
+    now[0] += 86_400
+    said_again = one(1, State.DEAD, reason="another", deaths=2)
+    for _ in range(2):
+        send(made, [(JOURNAL, said_again), (JOURNAL, dead(2))], known_dead=frozenset({said_again.line_hash}))
+    first, second = dead_letters.read(client, "local")
+    assert (first.reason, second.reason) == ("reason_2", "reason_1")
+    assert second.at_ms == 1_800_000_000_000
+    client.flushall()
+    send(made, [(JOURNAL, said_again)], known_dead=frozenset({said_again.line_hash}))
+    (listed,) = dead_letters.read(client, "local")
+    assert (listed.reason, listed.deaths, listed.journal_id) == ("another", 2, JOURNAL)
+    assert troubles.read(client, "local") == []
+
+
+def trouble(number: int, error: str) -> verdicts.Trouble:
+    return verdicts.Trouble(line_hash=f"{number:064x}", id=f"{number:064x}", error=error)
+
+
+def test_a_line_that_failed_three_times_and_was_stored_shows_four_attempts_and_its_last_error(client):
+    made = sender(client)
+    for error in ("store_unavailable:503", "store_unavailable:503", "store_throttled:429"):
+        send(made, [], troubles=[trouble(1, error)])
+    (before,) = troubles.read(client, "local")
+    assert (before.attempts, before.error, before.state) == (3, "store_throttled:429", "")
+    send(made, [(JOURNAL, one(1)), (JOURNAL, one(2))], counted={"stored": 2})
+    (after,) = troubles.read(client, "local")
+    assert (after.id, after.attempts, after.error, after.state) == (
+        f"{1:064x}",
+        4,
+        "store_throttled:429",
+        "stored",
+    )
+    counted = counts.read(client, "local")
+    assert counted["attempts:4"] == 1
+    assert {name for name in counted if name.startswith("attempts")} == {"attempts:4"}
+
+
+def test_an_attempt_that_failed_for_good_is_counted_once(client):
+    made = sender(client)
+    send(made, [(JOURNAL, dead(1))], troubles=[trouble(1, "store_refused:422")])
+    (listed,) = troubles.read(client, "local")
+    assert (listed.attempts, listed.error, listed.state) == (1, "store_refused:422", "dead")
+    assert not any(name.startswith("attempts") for name in counts.read(client, "local"))
+
+
+def test_troubles_are_bounded_and_expire(client):
+    made = sender(client)
+    for number in range(5):
+        send(made, [], troubles=[trouble(number, "x")])
+    troubles.trim(client, "local", keep=2)
+    assert len(troubles.read(client, "local")) == 2
+    for name in troubles.key_names("local"):
+        assert 0 < client.ttl(name) <= troubles.TTL_S
+        assert client.type(name) == b"zset" or client.hlen(name) == 2
 
 
 def test_only_the_named_keys_have_no_time_to_live(client):
     made = sender(client)
-    made.send([(JOURNAL, one(1)), (JOURNAL, dead(2))], key=KEY, tenant="local", counted={"stored": 1})
+    send(made, [(JOURNAL, one(1)), (JOURNAL, dead(2))], tenant="local", counted={"stored": 1})
     made.refused("unsigned")
     lasting = [name.decode() for name in client.scan_iter() if client.ttl(name) == -1]
     assert len(lasting) == 4
@@ -124,11 +196,11 @@ def test_a_redis_that_is_away_or_frozen_raises_in_time_and_says_nothing_of_the_c
         made = sender(client)
         server.freeze()
         with pytest.raises(errors.RedisUnavailable):
-            made.send([(JOURNAL, one(1))], key=KEY, tenant="local", counted={})
+            send(made, [(JOURNAL, one(1))], tenant="local", counted={})
         server.thaw()
         server.kill()
         for call in (
-            lambda: made.send([(JOURNAL, dead(1))], key=KEY, tenant="local", counted={}),
+            lambda: send(made, [(JOURNAL, dead(1))], tenant="local", counted={}),
             lambda: made.refused("unsigned"),
             lambda: counts.read(client, "local"),
             lambda: dead_letters.read(client, "local"),

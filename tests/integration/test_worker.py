@@ -14,8 +14,8 @@ import pytest
 import redis as redis_py
 from pytest_celery import CeleryTestSetup
 
-from memory_tasks import counts, dead_letters, receipts
-from producer import broker, config, message, receipt
+from memory_tasks import counts, dead_letters, receipts, troubles
+from producer import broker, capture, config, message, receipt
 from producer.receipt import State
 from producer.store.sqlite import SqliteStore
 from tests import worker_messages as make
@@ -271,6 +271,89 @@ def test_events_that_wait_while_redis_is_killed_and_comes_back_are_all_stored_on
     assert {r.id for r in ended if r.state is State.STORED} == {e["eventId"] for e in events}
     assert bench.store.find("EPISODE", {}).total == len(events)
     assert bench.container.status == "running"
+
+
+def test_an_event_that_kills_every_process_is_dead_at_the_fourth_delivery_and_blames_nobody_else(
+    bench, worker_environment
+):
+    """F5: concurrency 1, a hundred good events behind it, and the count of deaths survives a wiped Redis."""
+    bench.container.kill("SIGTERM")
+    bench.container.environment["MEMORY_CONCURRENCY"] = "1"
+    poison = make.episode(0)
+    good = [make.episode(number) for number in range(1, 101)]
+    (bench.faults / f"exit-{poison['eventId']}").touch()
+    bench.container.start()
+    bench.publish(make.item(make.line(poison)), task_id=poison["eventId"])
+    assert bench.container.wait_exit() == 137  # nothing was known against it
+    bench.publisher.publish(
+        [make.publication([make.item(make.line(e))], bench.key, task_id=e["eventId"]) for e in good]
+    )
+    bench.container.start()
+    pid = bench.container.pid
+    got = {r.id: r for r in bench.receipts(101)}
+    assert {r.state for id_, r in got.items() if id_ != poison["eventId"]} == {State.STORED}
+    assert all(r.deaths == 0 for id_, r in got.items() if id_ != poison["eventId"])
+    first = got[poison["eventId"]]
+    assert (first.state, first.reason, first.deaths) == (State.DEFERRED, "unsure", 1)
+    for deaths in (1, 2):
+        bench.redis.flushall()  # the journal has the count, and says it
+        bench.publish(make.item(make.line(poison), deaths=deaths), task_id=poison["eventId"])
+        last = bench.receipts(101 + deaths)[-1]
+        assert last.deaths == deaths + 1
+    assert (last.state, last.reason) == (State.DEAD, "poison")
+    assert [(d.id, d.reason, d.deaths) for d in dead_letters.read(bench.redis, "local")] == [
+        (poison["eventId"], "poison", 3)
+    ]
+    assert bench.records(poison) == 0
+    assert (bench.container.status, bench.container.pid) == ("running", pid)
+    assert make.SECRET_WORDS not in bench.container.logs()
+
+
+def test_a_chunk_with_an_event_that_kills_is_stored_but_for_that_one_by_the_worker_that_goes_on(bench):
+    events = [make.episode(number) for number in range(30)]
+    (bench.faults / f"segv-{events[7]['eventId']}").touch()
+    items = [make.item(make.line(event), unsure=True) for event in events]
+    pid = bench.container.pid
+    bench.publish(*items, task_id="chunk-1", queue=message.BACKLOG_QUEUE)
+    got = {r.id: (r.state, r.deaths) for r in bench.receipts(30)}
+    assert got.pop(events[7]["eventId"]) == (State.DEFERRED, 1)
+    assert set(got.values()) == {(State.STORED, 0)}
+    assert bench.store.find("EPISODE", {}).total == 29
+    assert bench.counts()["deaths"] == 1
+    assert (bench.container.status, bench.container.pid) == ("running", pid)
+
+
+def test_an_event_that_fails_three_times_and_is_stored_shows_four_attempts_and_its_last_error(bench):
+    """F17."""
+    event = make.episode()
+    (bench.faults / "fail-find").touch()
+    bench.publish(make.item(make.line(event)), task_id=event["eventId"])
+    wait_for(lambda: sum(t.attempts for t in troubles.read(bench.redis, "local")) == 3, bench.setup)
+    (bench.faults / "fail-find").unlink()
+    assert bench.receipts(1)[0].state is State.STORED
+    wait_for(lambda: bench.counts().get("attempts:4") == 1, bench.setup)
+    (seen,) = troubles.read(bench.redis, "local")
+    assert (seen.id, seen.attempts, seen.error, seen.state) == (
+        event["eventId"],
+        4,
+        "store_unavailable:503",
+        "stored",
+    )
+
+
+def test_dead_lines_that_are_asked_about_are_forgotten_or_listed_again_after_a_wipe(bench):
+    gone, kept = ({**make.episode(number), "visibility": "x"} for number in (1, 2))
+    order = capture.build_forget_order(scope=make.SCOPE, runtime="custom", at=make.AT, target=gone["eventId"])
+    bench.publish(make.item(make.order(order)), task_id="order")
+    bench.receipts(1)
+    bench.redis.flushall()
+    items = [make.item(make.line(event), check=True, reason="poison", deaths=3) for event in (gone, kept)]
+    bench.publish(*items, task_id="chunk-1", queue=message.BACKLOG_QUEUE)
+    got = {r.id: (r.state, r.reason) for r in bench.receipts(3)[1:]}
+    assert got == {gone["eventId"]: (State.FORGOTTEN, ""), kept["eventId"]: (State.DEAD, "poison")}
+    assert [(d.id, d.reason, d.deaths) for d in dead_letters.read(bench.redis, "local")] == [
+        (kept["eventId"], "poison", 3)
+    ]
 
 
 def test_the_same_worker_serves_a_rushdb(tmp_path, bench, worker_environment):

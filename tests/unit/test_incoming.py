@@ -125,7 +125,6 @@ def test_a_message_is_taken_only_in_its_exact_form():
         {**good, "tries": True},
         {**good, "unsureUntil": "soon"},
         {**good, "batch": [{**item, "line": None}]},
-        {**good, "batch": [{**item, "journalId": "../../x"}]},
         {**good, "batch": [{**item, "unsure": 1}]},
         {**good, "batch": [{**item, "deaths": -1}]},
         {**good, "batch": [None]},
@@ -140,3 +139,35 @@ def test_codes_tell_class_and_status():
     assert incoming.code_of(errors.DeliveryTooOld("x")) == "delivery_too_old"
     assert incoming.code_of(errors.ScopeRefused("cron")) == "scope:cron"
     assert incoming.code_of(errors.ContractViolation("says WHAT?", field="secretword")) == "contract:event:says_what"
+
+
+@pytest.mark.parametrize("journal_id", ["", "../../x", None, "A" * 32, 7])
+def test_a_message_without_a_journal_is_refused_for_that(journal_id):
+    good = message.arguments([make.item("x")])
+    item = good["batch"][0]
+    missing = {name: value for name, value in item.items() if name != "journalId"}
+    for bad in ({**item, "journalId": journal_id}, missing):
+        with pytest.raises(errors.SignatureRefused, match="no_journal"):
+            incoming.Message.of({**good, "batch": [bad]}, redelivered=False, received_s=0.0)
+
+
+def test_a_check_and_its_reason_are_read_and_only_a_code_is_taken():
+    good = message.arguments([make.item("x", check=True, reason="contract:event:is_empty")])
+    asked = incoming.Message.of(good, redelivered=False, received_s=0.0)
+    assert asked.items == (make.item("x", check=True, reason="contract:event:is_empty"),)
+    item = good["batch"][0]
+    for bad in ({"check": 1}, {"reason": None}, {"reason": "the heron nests"}, {"reason": "x" * 161}):
+        with pytest.raises(errors.SignatureRefused, match="malformed"):
+            incoming.Message.of({**good, "batch": [{**item, **bad}]}, redelivered=False, received_s=0.0)
+
+
+def test_an_ordinary_item_says_nothing_of_checks():
+    assert set(message.arguments([make.item("x")])["batch"][0]) == {"line", "journalId", "unsure", "deaths"}
+
+
+def test_an_item_that_is_not_opened_has_the_hash_and_the_id_that_stand_in_its_text():
+    line = make.line(make.episode())
+    entry = incoming.unopened(make.item(line))
+    assert (entry.line_hash, entry.id, entry.delivery, entry.refusal) == (line.hash, line.id, None, "")
+    assert incoming.unopened(make.item("damaged")).id == ""
+    assert incoming.unopened(make.item("dämaged")).line_hash == ""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from memory_tasks import ingest, settler, shared_store, tenants, verdicts
+from memory_tasks import breaker, handling, incoming, ingest, results, settler, shared_store, tenants, verdicts
 from producer import capture, errors, message, receipt
 from producer.convergence import delivery
 from producer.receipt import State
@@ -33,22 +33,19 @@ class CollectedReceipts:
         self.journals: set[str] = set()
         self.counted: Counter[str] = Counter()
         self.refusals: list[str] = []
+        self.troubles: list[verdicts.Trouble] = []
+        self.known_dead: set[str] = set()
         self.down = False
 
-    def send(
-        self,
-        sent: Sequence[tuple[str, receipt.Receipt]],
-        *,
-        key: message.Key,
-        tenant: str,
-        counted: Mapping[str, int],
-    ) -> None:
+    def send(self, answer: verdicts.Answer, *, key: message.Key, tenant: str) -> None:
         assert (key, tenant) == (KEY, "local")
         if self.down:
             raise errors.RedisUnavailable("down")
-        self.sent += [one for _, one in sent]
-        self.journals |= {journal_id for journal_id, _ in sent}
-        self.counted.update(counted)
+        self.sent += [one for _, one in answer.receipts]
+        self.journals |= {journal_id for journal_id, _ in answer.receipts}
+        self.counted.update(answer.counted)
+        self.troubles += answer.troubles
+        self.known_dead |= answer.known_dead
 
     def refused(self, reason: str) -> None:
         if self.down:
@@ -80,6 +77,21 @@ class FailingStore:
         return call
 
 
+class Recording:
+    """Handles items, and notes which; `result` is what becomes of all of them, when it is set."""
+
+    def __init__(self, real: handling.Handles) -> None:
+        self._real = real
+        self.result: results.Result | None = None
+        self.items: list[message.Item] = []
+
+    def handle(self, items: Sequence[message.Item], *arguments: Any, **named: Any) -> list[results.Handled]:
+        self.items += items
+        if self.result is not None:
+            return [results.Handled(entry=incoming.unopened(item), result=self.result) for item in items]
+        return self._real.handle(items, *arguments, **named)
+
+
 class Bench:
     def __init__(self, store: SqliteStore, **limits: Any) -> None:
         self.now_s = 1000.0  # on the delivery clock
@@ -91,9 +103,14 @@ class Bench:
             {"local": settler.Parts(store=shared)}, forget_margin_s=60.0, now_s=lambda: self.now_s
         )
         grant = tenants.Grant(key=KEY, tenant="local", store_url="sqlite:////x", **limits)
+        self.here = Recording(handling.Handling(self.settler, poison_deaths=3))
+        self.apart = Recording(handling.Handling(self.settler, poison_deaths=3))
+        self.breakers = breaker.Breakers(hold_s=30.0, monotonic=lambda: self.now_s)
         self.ingest = ingest.Ingest(
             tenants=tenants.Tenants([grant]),
-            settle=self.settler.settle,
+            here=self.here,
+            apart=self.apart,
+            breakers=self.breakers,
             receipts=self.receipts,  # type: ignore[arg-type]
             policy=verdicts.Policy(),
             wall_s=lambda: NOW_S,
@@ -336,7 +353,7 @@ def test_an_unsure_delivery_that_settles_is_made_once_more_and_only_then_receipt
 
 def test_a_write_without_an_answer_that_settled_all_the_same_gets_its_later_look(bench):
     """The driver settles and tells of the doubt: here a settler that says so."""
-    bench.ingest._settle = lambda tenant, deliveries, until: [delivery.Settled(state=State.STORED, unsure=True)]
+    bench.here.result = delivery.Settled(state=State.STORED, unsure=True)
     asked = bench.receive(make.item(LINE))
     assert asked is not None
     assert asked.reason == "later_look"
@@ -344,7 +361,7 @@ def test_a_write_without_an_answer_that_settled_all_the_same_gets_its_later_look
     more = bench.again(asked)
     assert more is not None
     assert more.reason == "later_look"
-    bench.ingest._settle = lambda tenant, deliveries, until: [delivery.Settled(state=State.STORED)]
+    bench.here.result = delivery.Settled(state=State.STORED)
     assert bench.again(more) is None
     assert bench.states == [(State.STORED, "")]
 
@@ -364,7 +381,7 @@ def test_the_later_look_happens_also_for_what_is_forgotten_or_dead(bench):
         (delivery.Settled(state=State.DEAD, reason="supersedes_itself"), State.DEAD),
         (delivery.Failed(error=errors.StoreRefused("no", status=422)), State.DEAD),
     ):
-        bench.ingest._settle = lambda tenant, deliveries, until, result=result: [result]
+        bench.apart.result = result
         bench.receipts.sent.clear()
         asked = bench.receive(make.item(LINE, unsure=True))
         assert asked is not None
@@ -443,6 +460,203 @@ def test_an_event_that_killed_its_process_too_often_is_dead_with_its_count(bench
     assert bench.store.calls == []
 
 
+def test_doubtful_items_are_handled_apart_and_the_others_here(bench):
+    lines = [make.line(make.episode(number)) for number in range(5)]
+    items = [
+        make.item(lines[0]),
+        make.item(lines[1], unsure=True),
+        make.item(lines[2]),
+        make.item(lines[3], deaths=1),
+        make.item(lines[4], check=True),
+    ]
+    bench.receive(*items)
+    assert bench.here.items == [items[0], items[2]]
+    assert bench.apart.items == [items[1], items[3], items[4]]
+    assert [one.line_hash for one in bench.receipts.sent] == [lines[n].hash for n in (0, 2, 3, 4)]
+
+
+def test_all_of_a_redelivered_message_is_handled_apart_and_so_is_its_later_look_when_it_is_unsure(bench):
+    asked = bench.receive(make.item(LINE), redelivered=True)
+    assert bench.here.items == []
+    assert len(bench.apart.items) == 1
+    bench.again(asked)  # it did not kill anybody the first time
+    assert (len(bench.here.items), len(bench.apart.items)) == (1, 1)
+    asked = bench.receive(make.item(LINE, unsure=True))
+    bench.again(asked)
+    assert len(bench.apart.items) == 3
+
+
+@pytest.mark.parametrize(
+    ("deaths", "state", "reason"),
+    [(0, State.DEFERRED, "unsure"), (1, State.DEFERRED, "unsure"), (2, State.DEAD, "poison")],
+)
+def test_a_death_is_one_more_and_the_third_is_poison(bench, deaths, state, reason):
+    bench.apart.result = results.Died()
+    assert bench.receive(make.item(LINE, unsure=True, deaths=deaths)) is None
+    (got,) = bench.receipts.sent
+    assert (got.id, got.line_hash) == (EVENT["eventId"], LINE.hash)
+    assert (got.state, got.reason, got.deaths) == (state, reason, deaths + 1)
+    assert got.delay_s >= (60 if state is State.DEFERRED else 0)
+    assert bench.receipts.counted["deaths"] == 1
+    assert [one.error for one in bench.receipts.troubles] == ["died"]
+
+
+@pytest.mark.parametrize("error", [errors.DeliveryTooOld("x"), errors.ChildUnavailable("x")])
+def test_trouble_with_children_is_transient_and_no_death(bench, error):
+    bench.apart.result = delivery.Failed(error=error)
+    assert bench.receive(make.item(LINE, unsure=True, deaths=2)) is None
+    (got,) = bench.receipts.sent
+    assert (got.state, got.reason, got.deaths) == (State.DEFERRED, "unsure", 2)
+
+
+def test_a_fault_in_a_child_is_counted_by_its_class_and_deferred_as_unsure(bench):
+    bench.apart.result = results.Fault(kind="KeyError")
+    assert bench.receive(make.item(LINE, unsure=True)) is None
+    assert bench.states == [(State.DEFERRED, "unsure")]
+    assert bench.receipts.counted["failed:KeyError"] == 1
+
+
+# dead lines, asked about
+
+
+def forget(bench, event: Mapping[str, Any]) -> None:
+    order = capture.build_forget_order(scope=make.SCOPE, runtime="custom", at=make.AT, target=event["eventId"])
+    bench.receive(make.item(make.order(order)))
+    bench.receipts.sent.clear()
+    bench.receipts.counted.clear()
+
+
+def test_a_check_answers_forgotten_or_dead_as_before_and_writes_nothing(bench):
+    gone, broken = make.line({**make.episode(1), "visibility": "x"}), make.line({**make.episode(2), "visibility": "x"})
+    forget(bench, make.episode(1))
+    bench.store.calls.clear()
+    reason = "contract:visibility:is_not_one_of_the_allowed_values"
+    bench.receive(*(make.item(line, check=True, reason=reason, deaths=1) for line in (gone, broken)))
+    assert bench.states == [(State.FORGOTTEN, ""), (State.DEAD, reason)]
+    assert bench.receipts.sent[1].deaths == 1
+    assert bench.receipts.known_dead == {broken.hash}
+    assert set(bench.store.calls) == {"find"}
+    assert bench.receipts.counted == {"checked": 2, "forgotten": 1}
+
+
+def test_a_check_of_poison_does_not_touch_it_beyond_its_marks(bench):
+    bench.receive(make.item(LINE, check=True, reason="poison", deaths=3))
+    assert bench.states == [(State.DEAD, "poison")]
+    assert bench.stored(EVENT) == 0
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        delivery.Failed(error=errors.StoreUnavailable("no answer"), unsure=True),
+        results.Died(),
+        results.Fault(kind="KeyError"),
+        results.Held(delay_s=1.0),
+    ],
+)
+def test_a_check_that_could_not_be_made_answers_nothing(bench, result):
+    """Any receipt but those two could take the line out of the dead ones."""
+    bench.apart.result = result
+    assert bench.receive(make.item(LINE, check=True, reason="poison"), redelivered=True) is None
+    assert bench.receipts.sent == []
+    assert bench.receipts.troubles == []
+
+
+def test_a_fault_over_a_check_answers_nothing(bench):
+    arguments = message.arguments([make.item(LINE, check=True)])
+    bench.ingest.answer_fault(arguments, message.sign(arguments, KEY), KeyError())
+    assert bench.receipts.sent == []
+
+
+# a store that is away
+
+
+def outage(bench, number: int = 5) -> None:
+    """So many messages fail, over more than five seconds."""
+    bench.store.fail = unavailable(status=503)
+    for _ in range(number):
+        bench.receive(make.item(LINE))
+        bench.now_s += 1.5
+    bench.receipts.sent.clear()
+    bench.receipts.counted.clear()
+    bench.receipts.troubles.clear()
+    bench.store.calls.clear()
+
+
+def test_an_outage_burns_no_attempts_and_sends_nothing_but_probes(bench):
+    outage(bench)
+    bench.now_s += 2.0
+    assert bench.receive(make.item(LINE)) is None  # the probe: deferred at once, not Celery's to retry
+    assert bench.states == [(State.DEFERRED, "store_unavailable:503")]
+    assert "find" in bench.store.calls
+    bench.store.calls.clear()
+    items = [make.item(make.line(make.episode(number))) for number in range(10)]
+    assert bench.receive(*items) is None
+    assert bench.store.calls == []
+    assert bench.states[1:] == [(State.DEFERRED, "store_unavailable")] * 10
+    assert all(one.delay_s >= 30 for one in bench.receipts.sent)
+    assert bench.receipts.counted["held"] == 10
+    assert "retried" not in bench.receipts.counted
+    assert len(bench.receipts.troubles) == 1  # what was held was not attempted
+
+
+def test_what_is_held_while_it_is_unsure_stays_unsure(bench):
+    outage(bench)
+    look = {"unsure_until": NOW_S}
+    for items, more in (
+        ([make.item(LINE, unsure=True)], {}),
+        ([make.item(LINE)], {"redelivered": True}),
+        ([make.item(LINE)], look),
+    ):
+        assert bench.receive(*items, **more) is None
+    assert bench.states == [(State.DEFERRED, "unsure")] * 3
+    assert all(one.delay_s >= 60 for one in bench.receipts.sent)
+
+
+def test_the_store_that_is_back_is_found_by_the_next_probe(bench):
+    outage(bench)
+    bench.store.fail = lambda name, arguments: None
+    bench.now_s += 2.0
+    assert bench.receive(make.item(LINE)) is None
+    assert bench.receive(make.item(make.line(make.episode(2)))) is None
+    assert bench.states == [(State.STORED, "")] * 2
+
+
+def test_an_outage_is_counted_once_when_it_begins(bench):
+    bench.store.fail = unavailable(status=503)
+    for _ in range(8):
+        bench.receive(make.item(LINE))
+        bench.now_s += 1.5
+    assert bench.receipts.counted["store_outages"] == 1
+
+
+def test_refusals_and_a_wrong_key_open_nothing(bench):
+    for problem in (errors.StoreRefused("no", status=422), errors.StoreDenied("no")):
+        bench.store.fail = lambda name, arguments, problem=problem: problem if name == "find" else None
+        for _ in range(8):
+            bench.receive(make.item(LINE))
+            bench.now_s += 1.5
+    assert "held" not in bench.receipts.counted
+
+
+def test_a_turn_is_given_back_whatever_a_message_ends_in(bench):
+    outage(bench)
+    bench.now_s += 2.0
+    bench.here._real = None  # type: ignore[assignment]
+    with pytest.raises(AttributeError):
+        bench.receive(make.item(LINE))
+    assert bench.breakers.of("local").enter() is not None
+
+
+def test_every_failed_attempt_is_told_with_its_code(bench):
+    bench.store.fail = unavailable(status=503)
+    asked = bench.receive(make.item(LINE))
+    bench.again(asked)
+    assert [(one.id, one.line_hash, one.error) for one in bench.receipts.troubles] == [
+        (EVENT["eventId"], LINE.hash, "store_unavailable:503")
+    ] * 2
+
+
 # receipts that cannot be sent
 
 
@@ -476,8 +690,8 @@ def test_a_later_look_is_made_also_when_nothing_can_be_told(bench):
 def test_a_fault_nobody_foresaw_defers_all_of_it_as_unsure(bench):
     arguments = message.arguments([make.item(LINE), make.item("damaged")])
     bench.ingest.answer_fault(arguments, message.sign(arguments, KEY), KeyError(make.SECRET_WORDS))
-    assert bench.states == [(State.DEFERRED, "unsure"), (State.DEAD, "damaged_line")]
-    assert bench.receipts.counted["failed:KeyError"] == 1
+    assert bench.states == [(State.DEFERRED, "unsure")] * 2  # none was opened: that may be what failed
+    assert bench.receipts.counted["failed:KeyError"] == 2
     with pytest.raises(errors.SignatureRefused):
         bench.ingest.answer_fault(arguments, {}, KeyError())
 
