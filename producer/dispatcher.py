@@ -17,6 +17,8 @@ Guarantees, each with a test of its name:
 - lines noticed within the last ten seconds are fresh; all others go in chunks on the backlog's queue, sure and unsure
   apart; what was deferred, or killed its process, goes singly
 - the broker being away costs one message per attempt, at growing jittered intervals
+- workers are asked about dead lines at the start and every day (see producer.checks): these are neither marked nor in
+  flight, and only `forgotten` changes anything
 - only the drainer compacts; a deputy (see producer.drainer) publishes
 - memory: about half a kilobyte per pending line, no texts
 
@@ -40,6 +42,7 @@ from typing import Any, Protocol
 
 from producer import drainer, errors, message
 from producer import receipt as receipts
+from producer.checks import Checks
 from producer.drainer import Role
 from producer.journal import Journal, compaction, quarantine
 from producer.journal import line as lines
@@ -114,6 +117,7 @@ class DispatcherStatus:
     redis_failures: int = 0
     failed_rounds: int = 0
     damaged: int = 0
+    checked: int = 0  # questions about dead lines
     unreadable: int = 0  # pending lines whose bytes were gone or damaged when they were to be published
     segments_removed: int = 0
     journal_bytes: int = 0
@@ -208,6 +212,7 @@ class Dispatcher:
         self._waiting = Waiting()
         self._lines: dict[Entry, _Line] = {}
         self._dead: set[Entry] = set()
+        self._checks = Checks()
         self._receipts_at_s = 0.0
         self._queue_asked_s: float | None = None
         self._queue_was_empty = False
@@ -314,6 +319,8 @@ class Dispatcher:
                 if not self._is_starting:
                     busy |= self._publish(now_s)
                 if role is Role.DRAINER:
+                    if not self._is_starting:
+                        self._ask_about_dead(now_s)
                     self._maintain(now_s)
             self._answer(flushes)
             if role is Role.NONE and self._has_looked and not self._flushes:
@@ -553,6 +560,21 @@ class Dispatcher:
         if not publications:
             return True
         self._mark_sent(sent, now_s)
+        if not self._hand_over(publications, now_s):
+            for entry, _ in reversed(sent):
+                self._take_back(entry, now_s)
+            return False
+        self._counts["published"] += len(sent)
+        for entry, _ in sent:
+            known = self._line(entry)
+            known.publishes += 1
+            known.marked_s = None
+            self._counts["republished"] += entry in self._window
+            self._window.add(entry, now_s, only_once=known.publishes == 1 and not known.unsure)
+        return True
+
+    def _hand_over(self, publications: Sequence[Publication], now_s: float) -> bool:
+        """Whether the broker took them."""
         try:
             self._publisher.publish(publications)
         except errors.BrokerUnavailable:
@@ -564,18 +586,48 @@ class Dispatcher:
                     "the broker is away; lines wait in the journal and are published when it is back",
                     extra={"action": "broker_unavailable"},
                 )
-            for entry, _ in reversed(sent):
-                self._take_back(entry, now_s)
             return False
         self._broker_failures_in_a_row = 0
-        self._counts["published"] += len(sent)
-        for entry, _ in sent:
-            known = self._line(entry)
-            known.publishes += 1
-            known.marked_s = None
-            self._counts["republished"] += entry in self._window
-            self._window.add(entry, now_s, only_once=known.publishes == 1 and not known.unsure)
         return True
+
+    def _ask_about_dead(self, now_s: float) -> None:
+        """Publish one message of questions, when it is time and the broker is there."""
+        if now_s < self._broker_back_at_s or self._broker_failures_in_a_row:
+            return
+        taken = self._checks.take(self._dead, now_s, max_lines=message.CHUNK_LINES, max_bytes=_CHUNK_MAX_BYTES)
+        items = [
+            message.Item(
+                line=line.text,
+                journal_id=self.journal.journal_id,
+                deaths=entry.deaths,
+                check=True,
+                reason=entry.last.reason if entry.last is not None else "",
+            )
+            for entry in taken
+            if (line := self._read_dead(entry)) is not None
+        ]
+        if not items:
+            return
+        if self._hand_over([self._chunk_of(items)], now_s):
+            self._counts["checked"] += len(items)
+        else:
+            self._checks.put_back(taken)
+
+    def _read_dead(self, entry: Entry) -> lines.Line | None:
+        try:
+            return self._index.read_line(entry)
+        except (errors.DamagedLine, OSError):
+            return None  # it is asked about tomorrow, or lost when somebody replays it
+
+    def _chunk_of(self, items: Sequence[message.Item]) -> Publication:
+        kwargs = message.arguments(items)
+        return Publication(
+            task_id=f"chunk-{uuid.uuid4()}",
+            queue=message.BACKLOG_QUEUE,
+            kwargs=kwargs,
+            headers=message.sign(kwargs, self._key),
+            count=len(items),
+        )
 
     def _read(self, entry: Entry, now_s: float) -> lines.Line | None:
         """The line of an entry; None when the disk does not give it now (it waits) or any more (it is lost)."""
@@ -680,6 +732,7 @@ class Dispatcher:
             broker_failures=counts["broker_failures"],
             redis_failures=counts["redis_failures"],
             failed_rounds=counts["failed_rounds"],
+            checked=counts["checked"],
             damaged=self._index.damaged,
             unreadable=counts["unreadable"],
             segments_removed=counts["segments_removed"],
