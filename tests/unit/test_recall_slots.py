@@ -64,7 +64,7 @@ def test_close_ends_the_threads_and_sheds_what_comes_later():
     deadline = soon()
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.001)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # a thread of an earlier test may have ended meanwhile
     assert slots.submit(lambda: None) is None
 
 
