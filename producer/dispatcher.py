@@ -439,6 +439,8 @@ class Dispatcher:
             return False
         if entry.last is not None and entry.is_terminal and entry.state is receipt.state:
             return receipt.deaths > entry.deaths
+        if entry.state is State.REPLAYED and receipt.state is State.DEAD and entry not in self._window:
+            return False  # the answer to an older question or delivery: it must not undo the replay
         return receipts.outranks(receipt, entry.last)
 
     def _on_receipt(self, entry: Entry, now_s: float) -> None:

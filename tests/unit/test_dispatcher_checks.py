@@ -100,3 +100,32 @@ def test_a_line_that_was_replayed_meanwhile_is_not_asked_about() -> None:
     host.rounds()
     asked = [item["line"] for item in host.broker.items() if item.get("check")]
     assert asked == [lines[1].text]
+
+
+def test_an_answer_that_was_on_its_way_does_not_undo_a_replay() -> None:
+    host = host_with_dead(1)
+    (line,) = (located.line for located in host.journal.scan() if located.line.kind == "event")
+    host.rounds()
+    host.broker.take()
+    host.receipt(line, State.DEAD, reason="store_refused:422")
+    host.journal.append_receipts([receipt_of(line, State.REPLAYED)])
+    host.rounds(1, every_s=6)
+    (item,) = host.broker.items()
+    assert (item["line"], item["unsure"], item["deaths"]) == (line.text, True, 0)
+    assert host.dispatcher.status().pending == 1
+    host.receipt(line, State.DEAD, reason="store_refused:422")  # the replay's own
+    host.rounds()
+    assert host.dispatcher.status().dead == 1
+
+
+def test_an_answer_that_comes_while_a_replay_is_in_flight_is_outranked_by_what_the_replay_comes_to() -> None:
+    for outcome in ({"state": State.STORED}, {"state": State.DEFERRED, "reason": "unsure", "deaths": 1}):
+        host = host_with_dead(1)
+        (line,) = (located.line for located in host.journal.scan() if located.line.kind == "event")
+        host.journal.append_receipts([receipt_of(line, State.REPLAYED)])
+        host.rounds()
+        host.receipt(line, State.DEAD, reason="store_refused:422")
+        host.rounds()
+        host.receipt(line, **outcome)
+        host.rounds(3, every_s=6)
+        assert host.dispatcher.status().dead == 0
