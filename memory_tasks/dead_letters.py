@@ -17,7 +17,7 @@ from typing import Any
 
 from memory_tasks import redis_errors
 
-__all__ = ["DeadLetter", "add", "add_known", "discard", "key_name", "read", "total", "trim"]
+__all__ = ["DeadLetter", "add", "add_known", "discard", "key_name", "read", "take_off", "total", "trim"]
 
 _AT = ":at"
 
@@ -63,11 +63,18 @@ def _text(letter: DeadLetter) -> str:
 
 
 def discard(pipeline: Any, tenant: str, line_hashes: Iterable[str]) -> None:
-    """Take lines off the listing, on a redis-py pipeline (or client)."""
+    """Take lines off the listing, on a redis-py pipeline."""
     gone = list(line_hashes)
     if gone:
         pipeline.hdel(key_name(tenant), *gone)
         pipeline.zrem(key_name(tenant) + _AT, *gone)
+
+
+def take_off(client: Any, tenant: str, line_hashes: Iterable[str]) -> None:
+    """The same at once. Raises `errors.RedisUnavailable`."""
+    with redis_errors.translated(), client.pipeline(transaction=True) as pipeline:
+        discard(pipeline, tenant, line_hashes)
+        pipeline.execute()
 
 
 def trim(client: Any, tenant: str, *, keep: int) -> None:
