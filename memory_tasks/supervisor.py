@@ -34,7 +34,11 @@ __all__ = [
 
 _STEADY_S = 30.0  # a child that ran this long starts with a fresh pause
 _PAUSE_MAX_S = 15.0
-_CELERY = "import sys; from memory_tasks.worker_app import app; sys.exit(app.start(sys.argv[1:]))"
+# As `app.start` does it, which drops the exit code: a worker that refused its settings would end in 0.
+_CELERY = (
+    "import sys; from celery.bin.celery import celery; from memory_tasks.worker_app import app; "
+    "celery.params[0].default = app; celery(sys.argv[1:])"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
