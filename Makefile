@@ -1,4 +1,5 @@
-# The command words: setup, demo, check, test, test-all, test-live, bench, docs, release. Each sets up what it needs.
+# The command words: setup, demo, check, test, test-all, test-faults, soak, test-live, bench, docs, release.
+# Each sets up what it needs.
 # WHEEL=path installs that wheel in place of this source tree (CI tests what it ships).
 
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
@@ -9,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
 
-.PHONY: setup demo up check test test-all test-faults test-live bench docs release clean
+.PHONY: setup demo up check test test-all test-faults soak test-live bench docs release clean
 
 setup: $(STAMP)
 
@@ -37,6 +38,14 @@ test: setup
 
 test-all: setup
 	$(BIN)/python -m pytest -m "not live" $(PYTEST_ARGS)
+
+# SEED=n, LONG=1 (the full sizes, hours), KILLS=n, SCENARIOS="F7 store" (beginnings of names).
+test-faults: setup
+	$(BIN)/python -m tests.faults --seed $(or $(SEED),1) $(if $(LONG),--long) $(if $(KILLS),--kills $(KILLS)) $(SCENARIOS)
+
+# MINUTES=30, SEED=n (a random one is taken and printed).
+soak: setup
+	$(BIN)/python -m tests.faults.soak --minutes $(or $(MINUTES),30) $(if $(SEED),--seed $(SEED))
 
 test-live: setup
 	@test -n "$(RUSHDB_URL)" -a -n "$(RUSHDB_TOKEN)" || { echo "make test-live RUSHDB_URL=http://host:3000 RUSHDB_TOKEN=key (an empty project)"; exit 1; }
