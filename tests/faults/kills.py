@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from tests.faults.world import LATE_BOUND_S, World
+from tests.faults.world import LATE_BOUND_S, World, is_ready
 
 __all__ = ["Kills"]
 
@@ -80,7 +80,8 @@ class Kills:
         world = self.world
         return {
             "host": [host for host in world.hosts if host.running and not host.name.startswith("once")],
-            "worker": world.workers,
+            # A starting one is worth killing too, but on a busy machine none would ever get to work.
+            "worker": [one for one in world.workers if is_ready(one) or self.rng.random() < 0.1],
             "agent": world.agents,
             "redis": [world.redis],
             "store": [world.store] if world.store is not None else [],

@@ -12,7 +12,7 @@ from tests.faults import scenario as scenarios
 from tests.faults.on_broker import must
 from tests.faults.scenario import Scale, scenario
 from tests.faults.table import Row
-from tests.faults.world import World, frozen, wait_for
+from tests.faults.world import World, frozen, is_ready, wait_for
 
 MEMORY_BYTES = 300 << 20
 _REFUSED = (
@@ -104,20 +104,34 @@ def _under(
             world.store.fail(**{"seed": scale.seed + number, **fault})
         world.host(rate=15), world.host(rate=15, journal=1)
         world.begin()
-        until = time.monotonic() + seconds * scale.pick(1, 6)
+        began = time.monotonic()
+        kinds = {fault["kind"] for fault in faults}
+        handled = dict.fromkeys(world.workers, 0)
+        killed = 0
+
+        def has_seen_enough() -> bool:
+            taken = world.store.faults_taken()  # type: ignore[union-attr]
+            enough = all(taken.get(kind, 0) >= 3 for kind in kinds) and (killed >= 3 or not kills_workers)
+            return (enough and time.monotonic() - began >= seconds * scale.pick(1, 6)) or time.monotonic() - began > 120
+
         for worker in itertools.cycle(world.workers):
-            if time.monotonic() >= until:
+            if has_seen_enough():
                 break
-            time.sleep(rng.uniform(0.7, 2.0))  # load
-            if kills_workers:
+            time.sleep(rng.uniform(0.3, 1.0))  # load
+            if kills_workers and is_ready(worker) and worker.times_said("action=handled") > handled[worker]:
                 worker.kill()
                 worker.start()
+                killed += 1
+                handled[worker] = worker.times_said("action=handled")
         taken = world.store.faults_taken()
         world.end()
         world.store.clear_faults()
         world.store.release()
-        must(world, set(taken) == {fault["kind"] for fault in faults}, f"some faults never came: {taken}")
+        must(world, set(taken) == kinds, f"some faults never came: {taken}")
         world.notes.append(", ".join(f"{kind} {number}" for kind, number in sorted(taken.items())))
+        if kills_workers:
+            must(world, killed > 0, "no worker was killed")
+            world.notes.append(f"{killed} workers killed")
         return world.row(name)
 
 

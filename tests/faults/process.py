@@ -35,6 +35,7 @@ class Process:
         self.env = dict(env)
         self.log = log
         self.starts = 0
+        self._heard: dict[str, tuple[int, int]] = {}  # word: how often in the log, up to which byte
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -107,6 +108,18 @@ class Process:
     def words(self) -> str:
         """What it has logged."""
         return self.log.read_text("utf-8", "replace") if self.log.exists() else ""
+
+    def times_said(self, word: str) -> int:
+        """How often its log holds this word, over all starts. Reads only what is new since the last call."""
+        times, offset = self._heard.get(word, (0, 0))
+        if self.log.exists():
+            with self.log.open("rb") as log:
+                log.seek(offset)
+                whole = log.read().rpartition(b"\n")
+            times += whole[0].count(word.encode())
+            offset += len(whole[0]) + len(whole[1])
+            self._heard[word] = times, offset
+        return times
 
     def _signal(self, number: signal.Signals) -> None:
         if self.running:

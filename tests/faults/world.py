@@ -37,7 +37,7 @@ from tests.faults.table import Row
 from tests.redis_server import RedisServer
 from tests.rushdb_server import RunningServer, rushdb_server
 
-__all__ = ["SHORT_TIMES", "World", "wait_for"]
+__all__ = ["LATE_BOUND_S", "SHORT_TIMES", "World", "frozen", "is_ready", "wait_for"]
 
 SHORT_TIMES = {
     "MEMORY_VISIBILITY_TIMEOUT_S": "12",
@@ -62,6 +62,11 @@ def wait_for(condition: Callable[[], bool], deadline_s: float, what: str = "") -
     while not condition():
         assert time.monotonic() < until, f"waited {deadline_s:g} s in vain: {what}"
         time.sleep(_POLL_S)
+
+
+def is_ready(worker: Process) -> bool:
+    """Whether a worker takes messages since its last start."""
+    return worker.running and worker.times_said(" ready.") >= worker.starts
 
 
 class World:
@@ -187,7 +192,7 @@ class World:
         self.workers.append(worker)
         worker.start()
         if wait:
-            wait_for(lambda: " ready." in worker.words() or not worker.running, 60.0, f"{name} starts")
+            wait_for(lambda: is_ready(worker) or not worker.running, 60.0, f"{name} starts")
             assert worker.running, f"{name} ended: {worker.words()[-3000:]}"
         return worker
 
