@@ -17,6 +17,7 @@ import redis
 from celery import bootsteps
 
 from memory_tasks import events, eviction, ingest, settings, tasks
+from memory_tasks import lease as lease_module
 from producer import broker, message
 
 __all__ = ["make_app"]
@@ -31,8 +32,14 @@ _LOGS_BODIES = "celery.worker.consumer.consumer"
 _BODY_FOLLOWS = ("Received and deleted unknown", "Received unregistered", "Received invalid", "Can't decode message")
 
 
-def make_app(given: settings.Settings, ingest_of: Callable[[], ingest.Ingest]) -> celery.Celery:
-    """The app of these settings. `ingest_of` is called by the first task of a worker, never by Flower or a client."""
+def make_app(
+    given: settings.Settings,
+    ingest_of: Callable[[], ingest.Ingest],
+    *,
+    lease: lease_module.Lease | None = None,
+) -> celery.Celery:
+    """The app of these settings. `ingest_of` is called by the first task of a worker, never by Flower or a client.
+    `lease`: what its workers say of themselves to others on the same broker."""
     app = celery.Celery("memory_tasks", events=events.CompleteEvents, set_as_current=False)
     app.conf.update(
         broker_url=given.producer.broker_url,
@@ -62,6 +69,9 @@ def make_app(given: settings.Settings, ingest_of: Callable[[], ingest.Ingest]) -
         worker_task_log_format=_LOG_FORMAT,
     )
     app.steps["consumer"].add(_RefusesEviction)
+    if lease is not None:
+        app.memory_lease = lease
+        app.steps["consumer"].add(_RefusesStrangers)
     tasks.register(app, ingest_of)
     _silence_bodies()
     return app
@@ -76,13 +86,55 @@ class _RefusesEviction(bootsteps.StartStopStep):
         if consumer.connection.transport.driver_type != "redis":
             return
         try:
-            memory = consumer.connection.default_channel.client.info("memory")
+            memory = _redis_of(consumer).info("memory")
         except redis.ResponseError as problem:  # an access list without INFO
             logger.warning(
                 "action=eviction_unknown problem=%s; see that this Redis does not evict", type(problem).__name__
             )
             return
         eviction.check(memory)
+
+
+class _RefusesStrangers(bootsteps.StartStopStep):
+    """Says on every connection, and on and on, that this worker is there. The worker ends with the refusal when another
+    one is there that it would harm."""
+
+    requires = ("celery.worker.consumer.connection:Connection",)
+
+    def start(self, consumer: Any) -> None:
+        self._timer = None
+        if consumer.connection.transport.driver_type != "redis":
+            return
+        try:
+            consumer.app.memory_lease.take(_redis_of(consumer), consumer.hostname)
+        except redis.ResponseError as problem:  # an access list without our key
+            logger.warning(
+                "action=lease_unknown problem=%s; see that no other deployment is there", type(problem).__name__
+            )
+            return
+        self._timer = consumer.timer.call_repeatedly(lease_module.EVERY_S, self._renew, (consumer,))
+
+    def stop(self, consumer: Any) -> None:
+        timer, self._timer = getattr(self, "_timer", None), None
+        if timer is not None:
+            timer.cancel()
+            self._tell(consumer.app.memory_lease.drop, consumer)
+
+    def _renew(self, consumer: Any) -> None:
+        self._tell(consumer.app.memory_lease.renew, consumer)
+
+    @staticmethod
+    def _tell(tell: Callable[[Any, str], object], consumer: Any) -> None:
+        try:
+            tell(_redis_of(consumer), consumer.hostname)
+        except (redis.RedisError, OSError, AttributeError) as problem:  # AttributeError: kombu has closed it meanwhile
+            logger.info("action=lease_not_told problem=%s; told again on the next connection", type(problem).__name__)
+
+
+def _redis_of(consumer: Any) -> Any:
+    """A client of the broker's Redis beside the one that waits for messages: that one has its connection to itself."""
+    with consumer.connection.default_channel.conn_or_acquire() as client:
+        return client
 
 
 class _WithoutBodies(logging.Filter):

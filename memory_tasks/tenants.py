@@ -97,6 +97,10 @@ class Tenants:
         """Name of the tenant that a verified key belongs to."""
         return self.grant_of(key_id).tenant
 
+    def keys(self) -> list[message.Key]:
+        """All keys that are accepted."""
+        return [grant.key for grant in self._grants.values()]
+
     def stores(self) -> dict[str, tuple[str, str]]:
         """Store URL and token of every tenant, by its name."""
         return {grant.tenant: (grant.store_url, grant.store_token) for grant in self._grants.values()}

@@ -10,6 +10,7 @@ from memory_tasks import (
     children,
     handling,
     ingest,
+    lease,
     parts,
     poison,
     receipts,
@@ -54,6 +55,10 @@ class Worker:
             if self._ingest is None:
                 self._ingest = self._make()
             return self._ingest
+
+    def make_lease(self) -> lease.Lease:
+        """What this worker has to say of itself to others on the same broker."""
+        return lease.Lease.of(self._tenants.keys(), visibility_timeout_s=self._given.visibility_timeout_s)
 
     def close(self) -> None:
         with self._guard:

@@ -19,7 +19,7 @@ __all__ = ["app"]
 
 _settings = settings.Settings.load(os.environ)
 _worker = worker_module.Worker(_settings)
-app = app_module.make_app(_settings, _worker.handler)
+app = app_module.make_app(_settings, _worker.handler, lease=_worker.make_lease())
 
 
 @signals.worker_shutdown.connect(weak=False)

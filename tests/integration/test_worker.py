@@ -14,7 +14,7 @@ import pytest
 import redis as redis_py
 from pytest_celery import CeleryTestSetup
 
-from memory_tasks import counts, dead_letters, receipts, troubles
+from memory_tasks import counts, dead_letters, lease, receipts, troubles
 from producer import broker, capture, config, message, receipt
 from producer.receipt import State
 from producer.store.sqlite import SqliteStore
@@ -255,6 +255,61 @@ def test_a_broker_that_evicts_is_refused_at_start(tmp_path, worker_environment, 
         container.start(wait=False)
         assert container.wait_exit() != 0
         assert "set maxmemory-policy noeviction" in container.logs()
+
+
+def test_a_worker_whose_visibility_timeout_differs_from_that_of_one_that_is_there_is_refused_at_start(
+    tmp_path, bench, worker_environment
+):
+    environment = {**worker_environment, "MEMORY_VISIBILITY_TIMEOUT_S": "9"}
+    container = WorkerContainer("stranger", app="memory_tasks.worker_app", directory=tmp_path, environment=environment)
+    container.start(wait=False)
+    assert container.wait_exit() != 0
+    assert "a worker with 6 s uses the same broker, this one has 9 s" in container.logs()
+    assert bench.redis.hkeys(lease.KEY) == [b"worker@local"]
+    bench.container.kill("SIGTERM")
+    assert bench.redis.hlen(lease.KEY) == 0
+
+
+@pytest.mark.slow
+def test_a_long_outage_burns_no_attempts_and_all_is_stored_once_the_store_is_back(bench):
+    """F42, compressed: the journal's part is played by the test, which publishes again what was deferred."""
+    (bench.faults / "fail-find").touch()
+    lines = {line.hash: line for line in (make.line(make.episode(number)) for number in range(20))}
+    bench.publisher.publish(
+        [make.publication([make.item(line)], bench.key, task_id=line.id) for line in lines.values()]
+    )
+    probes = iter(make.line(make.episode(number)) for number in range(100, 1000))
+
+    def is_away() -> bool:
+        line = next(probes)
+        lines[line.hash] = line
+        bench.publish(make.item(line), task_id=line.id)
+        time.sleep(0.2)
+        return "held" in bench.counts()
+
+    wait_for(is_away, bench.setup)
+    wait_for(bench.idle, bench.setup)
+    before, began_s = bench.counts(), time.monotonic()
+    again = (list(lines.values()) * 10)[:200]
+    bench.publisher.publish([make.publication([make.item(line)], bench.key, task_id=line.id) for line in again])
+    wait_for(bench.idle, bench.setup)
+    counted, probes_at_most = bench.counts(), (time.monotonic() - began_s) / 2 + 1
+    failed = counted["failed:store_unavailable:503"] - before["failed:store_unavailable:503"]
+    assert failed <= probes_at_most
+    assert counted["held"] - before["held"] == 200 - failed
+    assert counted["retried"] == before["retried"]
+    assert counted["store_outages"] == 1
+    (bench.faults / "fail-find").unlink()
+
+    def is_back() -> bool:
+        for line in lines.values():
+            bench.publish(make.item(line), task_id=line.id)
+        wait_for(bench.idle, bench.setup)
+        return bench.store.find("EPISODE", {}).total == len(lines)
+
+    wait_for(is_back, bench.setup)
+    assert dead_letters.total(bench.redis, "local") == 0
+    assert "action=store_back" in bench.container.logs()
 
 
 def test_events_that_wait_while_redis_is_killed_and_comes_back_are_all_stored_once(bench):
