@@ -9,6 +9,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
+PYTEST_JOBS ?= 3 # tests wait for disks and processes more than they compute
 
 .PHONY: setup demo up check test test-all test-faults soak test-live bench docs release clean
 
@@ -34,7 +35,7 @@ check: setup
 	$(BIN)/lint-imports --no-cache
 
 test: setup
-	$(BIN)/python -m pytest -m "not slow and not live" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(PYTEST_JOBS) --dist loadscope -m "not slow and not live" $(PYTEST_ARGS)
 
 test-all: setup
 	$(BIN)/python -m pytest -m "not live" $(PYTEST_ARGS)

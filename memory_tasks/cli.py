@@ -26,7 +26,7 @@ from memory_tasks import agent as agent_module
 from memory_tasks import connect as connect_module
 from memory_tasks import demo as demo_module
 from memory_tasks import doctor as doctor_module
-from memory_tasks import embedded, supervisor
+from memory_tasks import embedded, operator_commands, supervisor
 from memory_tasks import status as status_module
 from memory_tasks.settings import Settings
 from producer import config, errors, outcomes, scope
@@ -42,6 +42,7 @@ app = typer.Typer(
 )
 connect_app = typer.Typer(no_args_is_help=True, help="Connect an agent host.")
 app.add_typer(connect_app, name="connect")
+app.add_typer(operator_commands.dead_letters_app, name="dead-letters")
 
 # No markup: paths, messages and memories may hold brackets.
 out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
@@ -375,6 +376,9 @@ def doctor(as_json: AsJson = False) -> None:
     else:
         doctor_module.show(checks, out)
     raise typer.Exit(1 if any(c.level == "fail" for c in checks) else 0)
+
+
+app.command()(operator_commands.replay)
 
 
 @connect_app.command("claude-code")
