@@ -157,12 +157,12 @@ def load(environ: Mapping[str, str], *, make_secrets: bool = True) -> ProducerCo
     for name, text in given.items():
         values[name] = _parse(name, text)
     values["state_dir"] = base
+    _check_urls(values)
     values.setdefault("redis_url", _redis_of(values["broker_url"]))
     if not values["redis_url"]:
         raise errors.SettingsRefused(
             "MEMORY_REDIS_URL", "the broker is not Redis: name a Redis for receipts and recent writes"
         )
-    _check_urls(values)
     config = ProducerConfig(**values)
     return _with_secrets(config, make_secrets)
 
