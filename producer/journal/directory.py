@@ -66,7 +66,6 @@ def _journal_id(fs: FileSystem, directory: str) -> str:
         pass
     if found is None:
         fs.unlink(draft)
-    fs.sync_directory(directory)
     made = _read_id(fs, path)
     if not made:
         raise errors.JournalFailed("the journal's id cannot be written")

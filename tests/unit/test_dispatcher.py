@@ -339,6 +339,17 @@ def test_a_deferred_line_comes_back_singly_and_sure_after_its_delay(host: Host) 
     assert host.dispatcher.status().receipts == {"deferred": 2}
 
 
+def test_an_unsure_line_that_comes_back_deferred_to_its_drainer_is_sure(host: Host) -> None:
+    (line,) = host.capture()
+    host.rounds()
+    host.restart()
+    host.rounds()
+    host.receipt(line, State.DEFERRED, reason="unsure", delay_s=60)
+    host.rounds(1)
+    host.rounds(1, every_s=61)
+    assert [item["unsure"] for item in host.broker.items()] == [False, True, False]
+
+
 def test_intervals_of_deferrals_grow_with_jitter_up_to_a_bound(host: Host) -> None:
     (line,) = host.capture()
     host.rounds()
@@ -525,14 +536,15 @@ def test_a_backlog_does_not_grow_itself() -> None:
 
 
 def test_the_receipt_of_a_republished_line_overtakes_nobody(host: Host) -> None:
-    lost, other = host.capture(2)
     host.broker.waiting = 1
-    host.rounds()
-    host.rounds(3, every_s=1201)  # an hour: both again
-    host.broker.take()
-    host.receipt(other)  # of its first copy
-    host.rounds(4, every_s=301)
-    assert lost.id not in host.broker.ids()
+    (first,) = host.capture()
+    host.rounds(30, every_s=100)
+    (second,) = host.capture(1, start=1)
+    host.rounds(7, every_s=100)
+    assert host.broker.ids() == [first.id, second.id, first.id]
+    host.receipt(first)  # of its first copy, maybe
+    host.rounds(3, every_s=1)
+    assert host.broker.ids().count(second.id) == 1
 
 
 # Trouble

@@ -120,6 +120,30 @@ def test_a_line_that_compaction_copied_neither_appears_again_nor_vanishes() -> N
         assert index.read_line(left).text == lines[3].text
 
 
+def test_a_listing_that_misses_what_compaction_just_made_costs_no_line() -> None:
+    class Racing(CrashingFileSystem):
+        hidden = ""
+
+        def listing(self, path: str) -> list[tuple[str, int]]:
+            hidden, self.hidden = self.hidden, ""
+            return [(name, size) for name, size in super().listing(path) if name != hidden]
+
+    fs, clock = Racing(), Clock()
+    with open_journal(fs, clock) as journal:
+        lines = [journal.append_event(event(number)) for number in range(4)]
+        journal.append_receipts([receipt_of(line) for line in lines[:3]])
+        seal_all(journal)
+        index = Index(journal, monotonic=clock)
+        index.poll()
+        index.take_changes()
+        compact(journal, clock)
+        (fs.hidden,) = journal.segment_names()
+        index.poll()
+        (left,) = index.entries.values()
+        assert index.read_line(left).text == lines[3].text
+        assert left not in index.take_changes().vanished
+
+
 def test_what_is_said_of_lines_that_are_nowhere_is_forgotten() -> None:
     with open_journal(CrashingFileSystem()) as journal:
         index = Index(journal)
