@@ -89,6 +89,12 @@ def test_canonical_json_refuses_what_json_cannot_hold(value: object) -> None:
         identity.canonical_json(value)
 
 
+def test_canonical_json_reaches_as_deep_as_the_json_parser_does() -> None:
+    arrays, objects = "[" * 600 + "]" * 600, '{"a":' * 600 + "1" + "}" * 600
+    for text in (arrays, objects):
+        assert identity.canonical_json(json.loads(text)) == text
+
+
 def test_canonical_json_refuses_nesting_without_end() -> None:
     value: list = []
     value.append(value)
