@@ -25,6 +25,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -111,7 +112,7 @@ def _entry(number: int, memory: Mapping[str, Any], max_units: int) -> str:
     ]
     if isinstance(provenance := memory.get("provenance"), str) and provenance:
         parts.append(f"provenance={_quoted(provenance, _MAX_PROVENANCE_UNITS)}")
-    if isinstance(score := memory.get("score"), (int, float)) and math.isfinite(score):
+    if isinstance(score := memory.get("score"), (int, float)) and abs(score) <= sys.float_info.max:
         parts.append(f"score={_to_fixed_3(score)}")
     return f"{'; '.join(parts)}\n{_quoted(str(memory.get('text', '')), max_units)}\n"
 
@@ -135,11 +136,15 @@ def _date(time: Any) -> str:
 
 def _to_fixed_3(value: float) -> str:
     """`Number.prototype.toFixed(3)`: exact halves away from zero, where Python rounds them to even."""
+    try:
+        value = float(value)
+    except OverflowError:  # a whole number beyond all doubles
+        value = math.inf if value > 0 else -math.inf
     if not math.isfinite(value) or abs(value) >= 1e21:
         if value != value:
             return "NaN"
         return identity.canonical_json(value) if math.isfinite(value) else ("Infinity" if value > 0 else "-Infinity")
-    numerator, denominator = abs(float(value)).as_integer_ratio()
+    numerator, denominator = abs(value).as_integer_ratio()
     thousandths = (2000 * numerator + denominator) // (2 * denominator)
     return f"{'-' if value < 0 else ''}{thousandths // 1000}.{thousandths % 1000:03d}"
 

@@ -66,6 +66,8 @@ def test_a_memory_without_a_score_counts_as_zero() -> None:
         (float("inf"), "Infinity"),
         (float("-inf"), "-Infinity"),
         (2**53 + 1, "9007199254740992.000"),
+        (10**400, "Infinity"),
+        (-(10**400), "-Infinity"),
     ],
 )
 def test_scores_that_are_no_doubles_of_json_are_printed_as_javascript_does(score: float, text: str) -> None:
@@ -197,3 +199,7 @@ def test_importing_the_package_loads_formats_only() -> None:
         "producer.recall.formatting",
     ]
     assert all(hasattr(recall, name) for name in recall.__all__)
+
+
+def test_a_score_beyond_all_doubles_is_not_shown_in_our_form() -> None:
+    assert "score" not in recall.format_context([{**MEMORY, "score": 10**400}])
