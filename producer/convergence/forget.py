@@ -14,7 +14,7 @@ A host forgets within its own scope. An operator's order ("everywhere") has scop
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 from producer import errors, identity, keys
 from producer.convergence import content, marks, settle
 from producer.convergence.content import EPISODE, FACT, MARK, SESSION
-from producer.convergence.requests import Delete, Find, Request, Scan, Steps, together
+from producer.convergence.requests import Delete, Edges, Find, Request, Scan, Steps, together
 from producer.scope import Scope
 from producer.store import port
 
@@ -89,11 +89,13 @@ def groups_of(event: Mapping[str, Any], session_key: str) -> tuple[str, ...]:
 def covering(watched: Iterable[marks.Mark], scope_key: str, appended_at: str, margin_s: float) -> marks.Mark | None:
     """The group mark that covers an event appended then, if any."""
     for mark in watched:
-        if (
-            mark.what == marks.FORGOTTEN
-            and marks.counts(mark, scope_key)
-            and _time(appended_at) - _time(mark.at) <= timedelta(seconds=margin_s)
-        ):
+        if mark.what != marks.FORGOTTEN or not marks.counts(mark, scope_key):
+            continue
+        try:
+            ordered_at = _time(mark.at)
+        except errors.ContractViolation:  # another adapter's, and no event's fault
+            continue
+        if _time(appended_at) - ordered_at <= timedelta(seconds=margin_s):
             return mark
     return None
 
@@ -117,22 +119,30 @@ def forget(order_id: str, target: Target, at: str, *, margin_s: float) -> Steps[
 
 
 def clear_session(session_key: str) -> Steps[None]:
-    """Delete the SESSION unless an episode of it is left. One that was stored meanwhile gets it back."""
-    deleted = False
+    """Delete the SESSION unless an episode of it is left. One that was stored meanwhile gets it back, also when an
+    earlier copy of this delivery took it and died."""
     while True:
         page, sessions = yield (
             Scan(label=EPISODE, where={"sessionKey": session_key}),
             Find(label=SESSION, key="sessionKey", value=session_key),
         )
         if page.records:
-            if deleted:
-                ids = {str(record.get("eventId")): None for record in page.records}
-                yield from together(settle.settle(EPISODE, id_) for id_ in ids)
+            yield from _keep_sessions(page.records, sessions)
             return
         if not sessions:
             return
         yield tuple(Delete(label=SESSION, record_id=record.id) for record in sessions)
-        deleted = True
+
+
+def _keep_sessions(episodes: Sequence[port.Record], sessions: Sequence[port.Record]) -> Steps[None]:
+    """Settle those of the episodes of a session that have no edge to it."""
+    keep = content.smallest(sessions)
+    if keep is not None:
+        edges = yield tuple(Edges(label=EPISODE, record_id=record.id) for record in episodes)
+        joined = [any(edge.target_id == keep.id for edge in out) for out in edges]
+        episodes = [record for record, is_joined in zip(episodes, joined, strict=True) if not is_joined]
+    ids = {str(record.get("eventId")): None for record in episodes}
+    yield from together(settle.settle(EPISODE, id_) for id_ in ids)
 
 
 def _sweep(

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from producer import keys
-from producer.convergence import driver, forget, graph, marks, reader, requests
-from producer.convergence.delivery import Settled
+from producer import errors, keys
+from producer.convergence import content, driver, forget, graph, marks, reader, requests
+from producer.convergence.delivery import Failed, Settled
 from producer.receipt import State
 from producer.store import port
 from producer.store.sqlite import SqliteStore
@@ -465,6 +465,26 @@ class TestGraph:
         look = steps.send([port.Page(records=[late], total=1), []])
         assert look[0] == requests.Find(label="EPISODE", key="eventId", value="e")
 
+    def test_an_episode_whose_session_was_cleared_by_a_copy_that_died_gets_it_back(self, store: SqliteStore) -> None:
+        old, late = given(episode("old")), given(episode("late"))
+        new = given(episode("new", observedAt=at(500)), appended_at=at(500))
+        settle(store, old, order("forget", group={"session": session_key()}))
+        row = content.row_of(late.event, scope_key=SCOPE_KEY, session_key=session_key(), line_key="")
+        store.upsert("SESSION", [graph.session_upsert(row).row], ("sessionKey",))
+
+        def interfere(name: str, label: str, _: Any) -> None:
+            if name == "delete" and label == "SESSION" and not records(store, "EPISODE"):
+                settle(store, new)  # it finds the session, and has its receipt before that goes
+            elif name == "find" and label == "EPISODE" and records(store, "EPISODE"):
+                raise errors.StoreUnavailable("died")
+
+        (died,) = driver.settle_all(CountingStore(store, interfere), [late])
+        assert isinstance(died, Failed)
+        assert not records(store, "SESSION")
+        assert settle(store, late) == [FORGOTTEN]
+        (session,), (edge,) = records(store, "SESSION"), store.edges("EPISODE", {})
+        assert edge.target_id == session.id
+
     def test_a_forgotten_episode_still_folds_its_sessions(self, store: SqliteStore) -> None:
         settle(store, given(episode("one")), given(episode("two")), order("forget", target=id_of(episode("two"))))
         (keep,) = records(store, "SESSION")
@@ -487,7 +507,7 @@ class TestFolding:
 
 class TestReader:
     def record(self, id_: str, label: str = "MEMORY_FACT", **properties: Any) -> port.Record:
-        given = {"factId": "f", "contentHash": "b", "active": True, **properties}
+        given = {"factId": "f", "contentHash": "b", "scopeKey": "s", "active": True, **properties}
         return port.Record(id=id_, label=label, properties={k: v for k, v in given.items() if v is not None})
 
     def test_an_id_is_dropped_if_any_copy_names_a_superseder_or_a_retraction(self) -> None:
