@@ -3,8 +3,9 @@
     EPISODE       merged by eventId, contentHash
     MEMORY_FACT   merged by factId, contentHash; without `active`, which is part of the verdict
 
-plus scopeKey, sessionKey and lineKey where known. A record without contentHash was written by another adapter: it is
-never written to, only deleted when it was forgotten.
+plus scopeKey, sessionKey and lineKey where known. A record without contentHash or scopeKey was written by another
+adapter: it is never written to, only deleted when it was forgotten. No property of a record that was read is sure to be
+there, or of its type: others write to the same store.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ def row_of(event: Mapping[str, Any], *, scope_key: str, session_key: str, line_k
 
 
 def is_ours(record: port.Record) -> bool:
-    return record.get("contentHash") is not None
+    """Whether it carries our keys; another adapter may have a contentHash of its own."""
+    return isinstance(record.get("contentHash"), str) and isinstance(record.get("scopeKey"), str)
 
 
 def scope_of(record: port.Record) -> str | None:
@@ -97,11 +99,11 @@ def copies(records: Iterable[port.Record]) -> list[list[port.Record]]:
 
 def standing(records: Iterable[port.Record], label: str, scope_key: str) -> list[port.Record]:
     """Of our records of one scope the one per id that stands."""
-    best: dict[Any, port.Record] = {}
+    best: dict[str, port.Record] = {}
     for record in records:
         if record.get("scopeKey") == scope_key and is_ours(record):
             id_ = record.get(ID[label])
-            if id_ not in best or _place(record) < _place(best[id_]):
+            if isinstance(id_, str) and (id_ not in best or _place(record) < _place(best[id_])):
                 best[id_] = record
     return list(best.values())
 

@@ -59,7 +59,7 @@ def _event(new: Incoming, margin_s: float) -> Steps[Settled]:
     yield from _after(new)
     if marks.forgotten(seen.marks, new.scope_key):
         return Settled(state=State.FORGOTTEN)
-    hashes = {r.get("contentHash") for r in seen.records if r.get("scopeKey") == new.scope_key}
+    hashes = {r.get("contentHash") for r in seen.records if content.is_ours(r) and r.get("scopeKey") == new.scope_key}
     return Settled(state=State.STORED, conflict=len(hashes) > 1)
 
 

@@ -15,7 +15,7 @@ before a duplicate is deleted.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from producer import keys
@@ -41,6 +41,7 @@ IN_SESSION = "IN_SESSION"
 FROM_EPISODE = "FROM_EPISODE"
 SUPERSEDES = "SUPERSEDES"
 
+_SESSION_NAMES = ("sessionKey", "runtime", "externalSessionId", *keys.SCOPE_FIELDS)
 _EVENT_ID = re.compile(r"[0-9a-f]{64}\Z")
 
 
@@ -87,10 +88,9 @@ def supersedes(fact_id: str, scope_key: str) -> Link:
     )
 
 
-def session_upsert(row: Any) -> Upsert:
+def session_upsert(row: Mapping[str, port.Value]) -> Upsert:
     """The SESSION of an episode (its row or properties)."""
-    names = ("sessionKey", "runtime", "externalSessionId", *keys.SCOPE_FIELDS)
-    return Upsert(label=SESSION, merge_by=("sessionKey",), row={name: row[name] for name in names})
+    return Upsert(label=SESSION, merge_by=("sessionKey",), row={name: row[name] for name in _SESSION_NAMES})
 
 
 def mend(label: str, stand: Sequence[port.Record]) -> Steps[bool]:
@@ -130,20 +130,20 @@ def fold_sessions(sessions: Sequence[port.Record]) -> Steps[bool]:
 
 def _mend_episode(record: port.Record) -> Steps[bool]:
     id_: Any = record.get("eventId")
-    session_key: Any = record.get("sessionKey")
     scope_key: Any = record.get("scopeKey")
     sessions, facts, out = yield (
-        Find(label=SESSION, key="sessionKey", value=session_key),
+        Find(label=SESSION, key="sessionKey", value=_text(record, "sessionKey")),
         Find(label=FACT, key="sourceEventId", value=id_),
         Edges(label=EPISODE, record_id=record.id),
     )
     folded = yield from fold_sessions(sessions)
     mends: list[Request] = []
     keep = content.smallest(sessions)
-    if keep is None:
-        mends.append(session_upsert(record.properties))
-    if keep is None or keep.id not in _targets(out, IN_SESSION):
-        mends.append(in_session(id_))
+    if keep is not None:
+        if keep.id not in _targets(out, IN_SESSION):
+            mends.append(in_session(id_))
+    elif all(record.get(name) is not None for name in _SESSION_NAMES):  # RushDB 2.11 hides some values when read
+        mends += (session_upsert(record.properties), in_session(id_))
     naming = content.standing(facts, FACT, scope_key)
     mends += yield from _unlinked(EPISODE, record, naming, FROM_EPISODE)
     if mends:
@@ -154,7 +154,7 @@ def _mend_episode(record: port.Record) -> Steps[bool]:
 def _mend_fact(record: port.Record) -> Steps[bool]:
     id_: Any = record.get("factId")
     scope_key: Any = record.get("scopeKey")
-    source, old = record.get("sourceEventId"), record.get("supersedesFactId")
+    source, old = _text(record, "sourceEventId"), _text(record, "supersedesFactId")
     looks: list[Request] = [
         Edges(label=FACT, record_id=record.id),
         Find(label=FACT, key="supersedesFactId", value=id_),
@@ -187,6 +187,12 @@ def _unlinked(label: str, record: port.Record, naming: Sequence[port.Record], ty
     linked = _sources(into, type_)
     link = from_episode if type_ == FROM_EPISODE else supersedes
     return [link(r.properties["factId"], record.properties["scopeKey"]) for r in naming if r.id not in linked]  # type: ignore[arg-type]
+
+
+def _text(record: port.Record, name: str) -> str:
+    """A key that may not be there, or of no type of ours; "" finds nothing."""
+    value = record.get(name)
+    return value if isinstance(value, str) else ""
 
 
 def _targets(edges: Sequence[port.Edge], type_: str) -> set[str]:
