@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from producer import keys
+from producer import errors, keys
 from producer.convergence.content import MARK
 from producer.convergence.requests import CacheDrop, Find, Steps, Upsert
 from producer.store import port
@@ -39,6 +39,7 @@ SUPERSEDED = "superseded"
 RETRACTED = "retracted"
 FORGOTTEN = "forgotten"
 EVERYWHERE = "*"
+_WRITES = 20  # of one mark: so many lies in a row are none
 
 Claim = tuple[str, str]  # (at, by): the greatest stands
 
@@ -123,12 +124,15 @@ def is_there(found: Iterable[Mark], mark: Mark) -> bool:
 def write(mark: Mark, *, cached: bool = True) -> Steps[None]:
     """Return once the mark was found in the store (an answer may be a lie); then its target leaves the recent writes.
 
-    `cached`: the target is an id, not a line or a group.
+    `cached`: the target is an id, not a line or a group. Raises `errors.StoreUnavailable` when it was written often and
+    never found: RushDB 2.11 gives some names ("constructor") back as nothing, and they may stand where an id should.
     """
-    while True:
+    for _ in range(_WRITES):
         (found,) = yield (Find(label=MARK, key="target", value=mark.target),)
         if is_there(read(found), mark):
             break
         yield (Upsert(label=MARK, merge_by=("markKey",), row=mark.row()),)
+    else:
+        raise errors.StoreUnavailable("no progress: a mark that was written is never found")
     if cached and mark.scope_key != EVERYWHERE:  # who settles then drops it in every scope where it was
         yield (CacheDrop(scope_key=mark.scope_key, id=mark.target),)

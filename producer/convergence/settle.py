@@ -108,7 +108,8 @@ def verdict(label: str, said: marks.Standing, *, stands: bool) -> dict[str, port
 
 
 def _vectors(label: str, stand: Sequence[port.Record], asked: dict[str, int]) -> Steps[bool]:
-    """Give current records their external vector. Refused twice: `errors.StoreRefused`. `asked`: how often, by id."""
+    """Give current records their external vector. Refused twice: `errors.SettingsRefused`: the index is missing or of
+    another size, and no event is given up for that. `asked`: how often, by id."""
     name = content.TEXT[label]
     current = [
         r
@@ -133,5 +134,5 @@ def _vectors(label: str, stand: Sequence[port.Record], asked: dict[str, int]) ->
         elif not done:
             asked[record.id] = asked.get(record.id, 0) + 1
             if asked[record.id] > 1:
-                raise errors.StoreRefused("the store refuses the vector of a record that is there")
+                raise errors.SettingsRefused("MEMORY_EMBED_DIMENSIONS", "no vector index of the store takes this one")
     return True

@@ -229,6 +229,22 @@ def test_records_that_are_current_get_a_vector_once(store: SqliteStore) -> None:
     assert embedder.texts[7:] == ["coffee"]
 
 
+def test_a_missing_vector_index_is_the_deployments_fault_and_no_events(store: SqliteStore) -> None:
+    results = driver.settle_all(store, [given(fact(text)) for text in ("tea", "coffee")], embedder=Embedder())
+    assert [type(r.error) for r in results if isinstance(r, Failed)] == [errors.SettingsRefused] * 2
+    store.ensure_indexes([port.IndexSpec(label="MEMORY_FACT", property="text", dimensions=2)])
+    results = driver.settle_all(store, [given(fact(text)) for text in ("tea", "coffee")], embedder=Embedder())
+    assert [r.state for r in results if isinstance(r, Settled)] == [State.STORED] * 2
+
+
+def test_a_mark_that_never_stays_ends_in_a_failure_after_a_few_writes(store: SqliteStore) -> None:
+    counting = CountingStore(store)
+    counting.upsert = lambda *_, **__: []  # type: ignore[attr-defined]
+    (result,) = driver.settle_all(counting, [order("retract", target=id_of(fact()))])
+    assert isinstance(result, Failed) and isinstance(result.error, errors.StoreUnavailable)
+    assert counting.calls["find MEMORY_MARK"] <= 20
+
+
 def test_a_recent_write_stays_only_when_the_last_look_confirms_it(store: SqliteStore) -> None:
     shelf = Shelf()
     old, new = fact("tea"), fact("coffee", validFrom="2026-01-01T13:00:00Z")
