@@ -26,7 +26,7 @@ from memory_tasks import agent as agent_module
 from memory_tasks import connect as connect_module
 from memory_tasks import demo as demo_module
 from memory_tasks import doctor as doctor_module
-from memory_tasks import embedded, operator_commands, supervisor
+from memory_tasks import embedded, operator_commands, supervisor, tenants
 from memory_tasks import status as status_module
 from memory_tasks.settings import Settings
 from producer import config, errors, outcomes, scope
@@ -150,7 +150,7 @@ def up(
     concurrency: Annotated[int | None, typer.Option(min=1, help="Tasks at once; default MEMORY_CONCURRENCY.")] = None,
 ) -> None:
     """Run everything this machine needs: embedded server, worker, local agent, Flower. One Ctrl-C stops all of it."""
-    settings = Settings.load(os.environ)
+    settings = _worker_settings()
     producer = settings.producer
     port = settings.flower_port if flower_port is None else flower_port
     has_flower = bool(port) and status_module.has_module("flower")
@@ -192,7 +192,7 @@ def worker(
     name: Annotated[str, typer.Option(help="Node name before the host name; default MEMORY_WORKER_NAME.")] = "",
 ) -> None:
     """Run one worker (Celery, threads). Run as many as you like, here or elsewhere."""
-    settings = Settings.load(os.environ)
+    settings = _worker_settings()
     _become(
         supervisor.worker_command(concurrency=concurrency or settings.concurrency, name=name or settings.worker_name)
     )
@@ -213,6 +213,13 @@ def flower(
         ),
         supervisor.flower_environment(user=settings.flower_user, password=settings.flower_password.get_secret_value()),
     )
+
+
+def _worker_settings() -> Settings:
+    """The settings, and whatever else a worker would stumble over, told here in one line."""
+    settings = Settings.load(os.environ)
+    tenants.Tenants.load(settings.producer, settings.tenants_file)
+    return settings
 
 
 def _become(command: list[str], env: Mapping[str, str] | None = None) -> NoReturn:
