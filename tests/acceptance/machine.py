@@ -35,7 +35,7 @@ from producer.store import port
 __all__ = ["SHORT_WAITS", "Machine", "Service", "are_gone", "free_port", "machine", "tree_of", "until"]
 
 COMMAND = Path(sys.executable).with_name("memory-tasks")
-DEADLINE_S = 40.0
+DEADLINE_S = 60.0
 # Short waits, each below half of the visibility timeout, so that what takes minutes in service takes seconds here.
 SHORT_WAITS = {
     "MEMORY_VISIBILITY_TIMEOUT_S": "4",
