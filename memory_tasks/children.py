@@ -139,7 +139,7 @@ class Children:
     ) -> None:
         self._module = module
         self._setup = dict(setup)
-        self._limit = limit
+        self.limit = limit
         self._requests_max = requests_max
         self._idle_s = idle_s
         self._changed = threading.Condition()
@@ -263,7 +263,7 @@ class Children:
         return (
             not self._closed
             and self._waiting > len(self._idle)
-            and len(self._idle) + len(self._busy) < self._limit
+            and len(self._idle) + len(self._busy) < self.limit
             and time.monotonic() - self._failed_at_s > _START_PAUSE_S
         )
 

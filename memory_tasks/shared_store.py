@@ -26,10 +26,11 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from memory_tasks import clock
+from memory_tasks.lane import Call, Lane
 from producer import errors
 from producer.store import port
 
@@ -41,18 +42,6 @@ _ORDER = (("__id", "asc"),)
 _UPSERTS_IN_FLIGHT = 1  # per label: two upserts of one key at once make two records on RushDB
 _LANES_KEPT = 256
 _READS_IN_FLIGHT = 2  # per lane: a slow one does not hold up all
-
-
-@dataclass(eq=False, slots=True)
-class _Call:
-    """One caller waiting in a lane. Guarded by the lane's condition, its outcome by being `done`."""
-
-    work: Any
-    until: float
-    taken: bool = False
-    done: bool = False
-    answer: Any = None
-    error: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,52 +58,6 @@ class _Values:
     values: tuple[str, ...]
 
 
-_Pick = Callable[[Sequence[_Call]], list[_Call]]
-_Send = Callable[[list[_Call]], None]
-
-
-@dataclass(eq=False, slots=True)
-class _Lane:
-    """Calls that may be sent together. The thread of a waiting call sends for others too; no thread of its own."""
-
-    free: int
-    waiting: list[_Call] = field(default_factory=list)
-    changed: threading.Condition = field(default_factory=threading.Condition)
-
-    def run(self, call: _Call, pick: _Pick, send: _Send) -> Any:
-        with self.changed:
-            self.waiting.append(call)
-        while True:
-            with self.changed:
-                while not call.done and (call.taken or not self.free):
-                    self.changed.wait()
-                if call.done:
-                    break
-                batch = pick(self.waiting)
-                for taken in batch:
-                    taken.taken = True
-                    # Holds when the sending thread is torn out of `send`; overwritten by every ordinary end.
-                    taken.error = errors.StoreUnavailable("the shared request was abandoned", outcome_unknown=True)
-                self.waiting = [other for other in self.waiting if not other.taken]
-                self.free -= 1
-            try:
-                send(batch)
-            except BaseException:
-                with self.changed:
-                    if not call.taken:  # its caller goes now: nobody may send it any more
-                        self.waiting.remove(call)
-                raise
-            finally:
-                with self.changed:
-                    self.free += 1
-                    for taken in batch:
-                        taken.done = True
-                    self.changed.notify_all()
-        if call.error is not None:
-            raise call.error
-        return call.answer
-
-
 class SharedStore:
     """`producer.store.port.Store` over another one, for many threads. Closing it closes the other one."""
 
@@ -122,7 +65,7 @@ class SharedStore:
         self._store = store
         self._now_s = now_s
         self._until = math.inf
-        self._lanes: dict[tuple[Any, ...], _Lane] = {}
+        self._lanes: dict[tuple[Any, ...], Lane] = {}
         self._guard = threading.Lock()
 
     def until(self, at: float) -> SharedStore:
@@ -144,11 +87,11 @@ class SharedStore:
         if not rows or len(keyed) != len(rows):  # nothing, or a key twice: the adapter has the word
             return self._passed().upsert(label, rows, merge_by, wake=wake)
 
-        def send(calls: list[_Call]) -> None:
+        def send(calls: list[Call]) -> None:
             self._halving(calls, lambda live: self._upsert(label, live))
 
         lane = self._lane(("upsert", label), _UPSERTS_IN_FLIGHT)
-        return lane.run(_Call(_Upsert(names, keyed, wake), self._until), _pick_upserts, send)
+        return lane.run(Call(_Upsert(names, keyed, wake), self._until), _pick_upserts, send)
 
     def find(
         self,
@@ -164,11 +107,11 @@ class SharedStore:
             return self._passed().find(label, where, limit=limit, skip=skip, order_by=order_by)
         key, values, rest = form
 
-        def send(calls: list[_Call]) -> None:
+        def send(calls: list[Call]) -> None:
             self._halving(calls, lambda live: self._find(label, key, where, live))
 
         lane = self._lane(("find", label, key, _text(rest)), _READS_IN_FLIGHT)
-        return lane.run(_Call(_Values(values), self._until), _pick_values, send)
+        return lane.run(Call(_Values(values), self._until), _pick_values, send)
 
     def edges(self, label: str, where: port.Where) -> Sequence[port.Edge]:
         return self._edges("edges", self._store.edges, "source_id", label, where)
@@ -180,14 +123,14 @@ class SharedStore:
         if not record_ids:
             return frozenset()
 
-        def ask(live: Sequence[_Call]) -> bool:
+        def ask(live: Sequence[Call]) -> bool:
             found = self._store.with_vectors(label, property, _union(live))
             for call in live:
                 _answered(call, found.intersection(call.work.values))
             return True
 
         lane = self._lane(("with_vectors", label, property), _READS_IN_FLIGHT)
-        call = _Call(_Values(tuple(record_ids)), self._until)
+        call = Call(_Values(tuple(record_ids)), self._until)
         return lane.run(call, _pick_values, lambda calls: self._halving(calls, ask))
 
     def link(self, spec: port.LinkSpec) -> None:
@@ -196,7 +139,7 @@ class SharedStore:
             return self._passed().link(spec)
         key, values, rest = form
 
-        def ask(live: Sequence[_Call]) -> bool:
+        def ask(live: Sequence[Call]) -> bool:
             self._store.link(_with_where(spec, {**spec.source_where, key: {"$in": _union(live)}}))
             for call in live:
                 _answered(call, None)
@@ -204,7 +147,7 @@ class SharedStore:
 
         ends = (spec.type, spec.source_label, spec.source_key, spec.target_label, spec.target_key)
         lane = self._lane(("link", *ends, key, _text(rest), _text(spec.target_where)), _UPSERTS_IN_FLIGHT)
-        call = _Call(_Values(values), self._until)
+        call = Call(_Values(values), self._until)
         return lane.run(call, _pick_values, lambda calls: self._halving(calls, ask))
 
     def search(
@@ -243,7 +186,7 @@ class SharedStore:
             raise _too_old()
         return self._store
 
-    def _lane(self, key: tuple[Any, ...], in_flight: int) -> _Lane:
+    def _lane(self, key: tuple[Any, ...], in_flight: int) -> Lane:
         with self._guard:
             lane = self._lanes.get(key)
             if lane is None:
@@ -251,10 +194,10 @@ class SharedStore:
                 # upserts are few and stay, since two of one label would let two upserts fly at once.
                 if len(self._lanes) >= _LANES_KEPT:
                     self._lanes = {k: v for k, v in self._lanes.items() if k[0] == "upsert" or v.waiting}
-                lane = self._lanes[key] = _Lane(in_flight)
+                lane = self._lanes[key] = Lane(in_flight)
             return lane
 
-    def _halving(self, calls: Sequence[_Call], ask: Callable[[Sequence[_Call]], bool]) -> None:
+    def _halving(self, calls: Sequence[Call], ask: Callable[[Sequence[Call]], bool]) -> None:
         """Ask for all calls that may still be sent; in halves when the store refuses them together or the answer does
         not tell them apart (`ask` returned False)."""
         live = []
@@ -281,7 +224,7 @@ class SharedStore:
             self._halving(live[:middle], ask)
             self._halving(live[middle:], ask)
 
-    def _upsert(self, label: str, live: Sequence[_Call]) -> bool:
+    def _upsert(self, label: str, live: Sequence[Call]) -> bool:
         first: _Upsert = live[0].work
         rows: dict[str, Mapping[str, port.Value]] = {}
         for call in live:
@@ -293,7 +236,7 @@ class SharedStore:
             _answered(call, own if len(live) > 1 else records)
         return True
 
-    def _find(self, label: str, key: str, where: port.Where, live: Sequence[_Call]) -> bool:
+    def _find(self, label: str, key: str, where: port.Where, live: Sequence[Call]) -> bool:
         page = self._store.find(label, {**where, key: {"$in": _union(live)}})
         if len(live) == 1:
             _answered(live[0], page)
@@ -319,19 +262,19 @@ class SharedStore:
             self._passed()
             return ask_store(label, where)
 
-        def ask(live: Sequence[_Call]) -> bool:
+        def ask(live: Sequence[Call]) -> bool:
             edges = ask_store(label, {"$id": {"$in": _union(live)}})
             for call in live:
                 wanted = frozenset(call.work.values)
                 _answered(call, [edge for edge in edges if getattr(edge, end) in wanted])
             return True
 
-        call = _Call(_Values(form[1]), self._until)
+        call = Call(_Values(form[1]), self._until)
         lane = self._lane((kind, label), _READS_IN_FLIGHT)
         return lane.run(call, _pick_values, lambda calls: self._halving(calls, ask))
 
 
-def _pick_upserts(waiting: Sequence[_Call]) -> list[_Call]:
+def _pick_upserts(waiting: Sequence[Call]) -> list[Call]:
     """The oldest call, and those behind it that fit into its batch."""
     first: _Upsert = waiting[0].work
     rows = dict(first.rows)
@@ -348,7 +291,7 @@ def _pick_upserts(waiting: Sequence[_Call]) -> list[_Call]:
     return picked
 
 
-def _pick_values(waiting: Sequence[_Call]) -> list[_Call]:
+def _pick_values(waiting: Sequence[Call]) -> list[Call]:
     values = set(waiting[0].work.values)
     picked = [waiting[0]]
     for call in waiting[1:]:
@@ -373,11 +316,11 @@ def _in_form(where: port.Where) -> tuple[str, tuple[str, ...], dict[str, Any]] |
     return key, tuple(values), {name: condition for name, condition in where.items() if name != key}
 
 
-def _union(live: Iterable[_Call]) -> list[str]:
+def _union(live: Iterable[Call]) -> list[str]:
     return list(dict.fromkeys(value for call in live for value in call.work.values))
 
 
-def _answered(call: _Call, answer: Any) -> None:
+def _answered(call: Call, answer: Any) -> None:
     call.answer, call.error = answer, None
 
 

@@ -1,0 +1,76 @@
+"""Calls of many threads that may be sent together: who finds the lane free sends what waits, for the others too.
+
+A call that finds its lane free is sent at once. What arrives while as many are in flight as may be waits, and goes
+together as the next. The thread of a waiting call does the sending; there is no thread of the lane's own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from producer import errors
+
+__all__ = ["Call", "Lane"]
+
+
+@dataclass(eq=False, slots=True)
+class Call:
+    """One caller waiting in a lane. Guarded by the lane's condition, its outcome by being `done`."""
+
+    work: Any
+    until: float  # not to be sent later; for who sends it to heed
+    taken: bool = False
+    done: bool = False
+    answer: Any = None
+    error: Exception | None = None
+
+
+_Pick = Callable[[Sequence[Call]], list[Call]]
+_Send = Callable[[list[Call]], None]
+
+
+@dataclass(eq=False, slots=True)
+class Lane:
+    """`free`: how many more may be in flight."""
+
+    free: int
+    waiting: list[Call] = field(default_factory=list)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def run(self, call: Call, pick: _Pick, send: _Send) -> Any:
+        """Its answer, or raise its error. `pick` takes those to send together, the oldest among them; `send` gives each
+        its answer or its error."""
+        with self.changed:
+            self.waiting.append(call)
+        while True:
+            with self.changed:
+                while not call.done and (call.taken or not self.free):
+                    self.changed.wait()
+                if call.done:
+                    break
+                batch = pick(self.waiting)
+                for taken in batch:
+                    taken.taken = True
+                    # Holds when the sending thread is torn out of `send`; overwritten by every ordinary end.
+                    taken.error = errors.StoreUnavailable("the shared request was abandoned", outcome_unknown=True)
+                self.waiting = [other for other in self.waiting if not other.taken]
+                self.free -= 1
+            try:
+                send(batch)
+            except BaseException:
+                with self.changed:
+                    if not call.taken:  # its caller goes now: nobody may send it any more
+                        self.waiting.remove(call)
+                raise
+            finally:
+                with self.changed:
+                    self.free += 1
+                    for taken in batch:
+                        taken.done = True
+                    self.changed.notify_all()
+        if call.error is not None:
+            raise call.error
+        return call.answer
