@@ -1,8 +1,8 @@
 """Random kills and freezes of a running world, from one seed.
 
-Victims are hosts, workers, agents, Redis and the store; a killed one is started again after a random pause, a frozen
-one thawed after a random while. One-shot captures are killed right after they were acknowledged. Redis keeps its AOF
-once a second, so that a kill may take the last second of its queue with it.
+Victims are hosts, workers and their children, agents, Redis and the store. A killed one is started again after a random
+pause, a frozen one goes on after a random while. One-shot captures are killed right after they were acknowledged. Redis
+syncs its AOF once a second, so that a kill may take the last second of its queue with it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import psutil
+
 from tests.faults.world import LATE_BOUND_S, World, is_ready
 
 __all__ = ["Kills"]
 
 _FREEZE_SHARE = 0.25
-_WEIGHTS = {"host": 5, "worker": 6, "agent": 2, "redis": 3, "store": 4, "once": 2}
+_WEIGHTS = {"host": 5, "worker": 6, "agent": 2, "redis": 3, "store": 4, "once": 2, "child": 1}
 
 
 class Kills:
@@ -64,8 +66,8 @@ class Kills:
     def _strike(self) -> None:
         kinds = list(_WEIGHTS)
         kind = self.rng.choices(kinds, [_WEIGHTS[k] for k in kinds])[0]
-        if kind == "once":
-            self._strike_once()
+        if kind in ("once", "child"):
+            self._strike_once() if kind == "once" else self._strike_child()
             return
         victims = [one for one in self._victims(kind) if id(one) not in self._down]
         if not victims:
@@ -110,6 +112,22 @@ class Kills:
 
         # What a frozen store or worker still has in its hands is applied late: not later than a store may be.
         self._later(self.rng.uniform(0.1, LATE_BOUND_S), thaw)
+
+    def _strike_child(self) -> None:
+        """A worker's child, which handles what may kill: the worker lives on and answers for it."""
+        children = []
+        for worker in self.world.workers:
+            try:
+                children += psutil.Process(worker.pid).children() if worker.running else []
+            except psutil.NoSuchProcess:
+                continue
+        if children:
+            try:
+                self.rng.choice(children).kill()
+            except psutil.NoSuchProcess:
+                return
+            self.kills += 1
+            self.by_victim["child"] += 1
 
     def _strike_once(self) -> None:
         """A one-shot host that captures on the agent's journal and is killed at a random point."""

@@ -115,23 +115,27 @@ def keys_leak(name: str, scale: Scale) -> Row:
         known = ["--participant", "one"]  # each scope has a key of recent writes, which expires
         world.wait_done(world.host(rate=0, count=20, mix="turns", more=known))
         must(world, world.settle(), "not settled before the load")
+        connections = len(world.client.client_list())
         baseline = {bytes(key).decode() for key in world.client.scan_iter("*")}
         host = world.host(rate=0, count=scale.pick(500, 20_000), mix="turns", more=known)
         members = _members(world)
         for _ in range(scale.pick(2, 5)):
             flower.kill()
+            world.agents.remove(flower)
             flower = _flower(world)
         world.wait_done(host, deadline_s=600)
         must(world, world.settle(600), "not settled after the load")
+        now = len(world.client.client_list())
+        must(world, now <= connections + 4, f"connections grew from {connections} to {now}")
         flower.stop()
-        wait_for(lambda: len(world.client.client_list()) < 40, 10, "connections end")
+        world.agents.remove(flower)
         after = {bytes(key).decode() for key in world.client.scan_iter("*")}
         must(world, len(after) <= len(baseline) * 1.05, f"{len(after)} keys after {len(baseline)}: {after - baseline}")
         named = ("_kombu.binding", *receipts.KEYS_WITHOUT_TTL)  # the first: which queues Celery has declared
         lasting = {key for key in after if world.client.ttl(key) == -1 and not key.startswith(named)}
         must(world, _members(world) <= members + 4, f"members of sets grew from {members} to {_members(world)}")
         must(world, not lasting, f"keys without a time to live: {sorted(lasting)}")
-        world.notes.append(f"{len(baseline)} keys before, {len(after)} after")
+        world.notes.append(f"{len(baseline)} keys before, {len(after)} after; {connections} connections, {now}")
         return world.row(name)
 
 

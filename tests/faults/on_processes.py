@@ -7,6 +7,7 @@ import time
 
 import psutil
 
+from producer.receipt import State
 from tests.faults.kills import Kills
 from tests.faults.on_broker import must
 from tests.faults.scenario import Scale, scenario
@@ -29,6 +30,36 @@ def killed_before_ack(name: str, scale: Scale) -> Row:
         must(world, world.settle(12 + 110), "the line did not retire")
         world.notes.append(f"retired {time.monotonic() - began:.1f} s after the kill")
         return world.row(name)
+
+
+@scenario("F5-poison")
+def poison(name: str, scale: Scale) -> Row:
+    """One event ends its process each time: it is dead after at most 5 deliveries, the 100 behind it are stored."""
+    with World(workers=0, settings={"MEMORY_CONCURRENCY": "1"}) as world:
+        faults = world.directory / "faults"
+        faults.mkdir()
+        first = world.host(name="poison", rate=0, count=1, mix="turns", dispatches=False, leave="close")
+        must(world, first.wait(30) == 0, "the capturing host failed")
+        (bad,) = (one["id"] for one in world.acknowledged())
+        (faults / f"exit-{bad}").touch()
+        worker = world.worker(
+            env={"TEST_FAULTS_DIR": str(faults)}, entry=["-m", "celery", "-A", "tests.integration.faulty_worker"]
+        )
+        world.wait_done(world.host(rate=0, count=100, mix="turns"))
+        wait_for(lambda: not worker.running or not world.pending(), 60, "the worker dies once, before it is warned")
+        world.client.flushall()  # the count of deaths must not live in Redis
+        until = time.monotonic() + 120
+        while world.pending() and time.monotonic() < until:
+            world.supervise(expected=137)
+            time.sleep(0.1)
+        deaths = worker.starts - 1
+        must(world, deaths <= 1, f"the worker died {deaths} times")
+        dead = [id_ for id_, states in world.watch(world.journal()).states().items() if State.DEAD in states]
+        must(world, dead == [bad], f"{len(dead)} are dead, or another one")
+        deliveries = worker.times_said(f"ids={bad}") + deaths
+        must(world, deliveries <= 5, f"{deliveries} deliveries of the poison")
+        world.notes.append(f"{deliveries} deliveries, the worker itself died {deaths} times")
+        return world.row(name, dead=1)
 
 
 @scenario("F11-many-publishers")

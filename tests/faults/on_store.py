@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from producer.receipt import State
 from tests.faults import scenario as scenarios
 from tests.faults.on_broker import must
 from tests.faults.scenario import Scale, scenario
@@ -69,7 +70,7 @@ def retry_flood(name: str, scale: Scale) -> Row:
 
 @scenario("F42-long-outage")
 def long_outage(name: str, scale: Scale) -> Row:
-    """Away for longer than all retries, then 5xx, then 429, then one 422: only that one is dead, and once."""
+    """Away longer than all retries, then 5xx, 429 and one 422: only that is dead, and stored when replayed."""
     with World(workers=2, store_proxy=True) as world:
         assert world.store is not None and world.store_proxy is not None
         world.host(rate=20), world.host(rate=20, journal=1)
@@ -87,10 +88,16 @@ def long_outage(name: str, scale: Scale) -> Row:
         world.store.clear_faults()
         world.store_proxy.set("answer", data=_REFUSED)
         world.store_proxy.drop(reset=False)
-        host = world.host(rate=0, count=1, mix="turns")
+        host = world.host(journal=2, rate=0, count=1, mix="turns")
         world.wait_done(host)
         must(world, world.settle(), "the refused one is not dead")
-        return world.row(name, dead=1)
+        (refused,) = world.acknowledged(host.name)
+        states = world.watch(world.journal(2)).states()[refused["id"]]
+        must(world, states == {State.DEAD}, f"the refused one is {states}")
+        must(world, len(world.records("MEMORY_FACT") + world.records("EPISODE")) > 100, "the load is not stored")
+        world.command("replay", "--all", journal=2)
+        must(world, world.settle(), "the replayed one is not stored")
+        return world.row(name)
 
 
 def _under(

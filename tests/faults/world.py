@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -183,11 +184,15 @@ class World:
 
     # Processes
 
-    def worker(self, *, wait: bool = True, env: Mapping[str, str] | None = None) -> Process:
-        """One more worker; returns once it takes messages."""
+    def worker(
+        self, *, wait: bool = True, env: Mapping[str, str] | None = None, entry: Sequence[str] | None = None
+    ) -> Process:
+        """One more worker; returns once it takes messages. `entry`: the interpreter's arguments for another app."""
         name = f"w{len(self.workers)}"
         environ = {**self.environ, **(env or {})}
         command = supervisor.worker_command(concurrency=int(environ["MEMORY_CONCURRENCY"]), name=name)
+        if entry is not None:
+            command = [sys.executable, *entry, *command[command.index("worker") :]]
         worker = Process(name, command, env=environ, log=self.directory / f"{name}.log")
         self.workers.append(worker)
         worker.start()
@@ -265,6 +270,18 @@ class World:
         paths = [self.promises_of(n) for n in names] if names else sorted(self.directory.glob("*.promises"))
         return counting.promises(paths)
 
+    def command(self, *words: str, journal: int = 0) -> str:
+        """What `memory-tasks` with these words prints, on this journal's host. Raises when it fails."""
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "memory_tasks.cli", *words],
+            env={**self.environ, "MEMORY_JOURNAL_DIR": str(self.journal(journal))},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, f"memory-tasks {' '.join(words)}: {done.stderr[-500:]}"
+        return done.stdout
+
     def acknowledged(self, *names: str) -> list[dict[str, Any]]:
         return [one for one in self.promised(*names) if "id" in one]
 
@@ -314,7 +331,7 @@ class World:
         """Whether nothing is pending in any journal, and nothing on its way any more, by then."""
         until = time.monotonic() + deadline_s
         while True:
-            self._supervise()
+            self.supervise()
             try:
                 if not self.pending() and not self.queued():
                     return True
@@ -324,11 +341,12 @@ class World:
                 return False
             time.sleep(_POLL_S)
 
-    def _supervise(self) -> None:
-        """Start again what ended by itself, as in service; it is a problem all the same."""
+    def supervise(self, *, expected: int | None = None) -> None:
+        """Start again what ended by itself, as in service. A problem all the same, but for this exit code."""
         for process in (*self.workers, *self.agents):
             if not process.running:
-                self.problems.append(f"{process.name} ended by itself with {process.returncode}")
+                if process.returncode != expected:
+                    self.problems.append(f"{process.name} ended by itself with {process.returncode}")
                 process.start()
 
     def stop(self) -> None:
