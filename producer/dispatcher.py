@@ -189,7 +189,8 @@ class Dispatcher:
         self._guard = threading.Lock()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
-        self._stopping = False
+        self._stop = threading.Event()
+        self._failed_rounds_in_a_row = 0
         self._flushes: list[_Flush] = []
         self._role = Role.NONE
         self._broker_failures_in_a_row = 0
@@ -224,14 +225,14 @@ class Dispatcher:
     def start(self) -> None:
         """Run the thread. Nothing happens when it runs."""
         with self._guard:
-            if self._thread is None and not self._stopping:
+            if self._thread is None and not self._stop.is_set():
                 self._thread = threading.Thread(target=self._run, name="memory-dispatcher", daemon=True)
                 self._thread.start()
 
     def close(self, deadline_s: float = 5.0) -> bool:
         """Stop; whether the thread ended in time. What is not settled stays in the journal and is dispatched later."""
         with self._guard:
-            self._stopping = True
+            self._stop.set()
             thread = self._thread
         self._wake.set()
         if thread is None:
@@ -268,8 +269,10 @@ class Dispatcher:
 
     def _run(self) -> None:
         try:
-            while not self._stopping:
-                if not self._run_guarded() and not self._stopping:
+            while not self._stop.is_set():
+                if self._failed_rounds_in_a_row:
+                    self._stop.wait(self._back_off(self._failed_rounds_in_a_row))
+                if not self._run_guarded() and not self._stop.is_set():
                     self._wake.wait(self._poll_interval_s)
                 self._wake.clear()
         finally:
@@ -277,16 +280,24 @@ class Dispatcher:
 
     def _run_guarded(self) -> bool:
         try:
-            return self.run_once()
+            busy = self.run_once()
+            self._failed_rounds_in_a_row = 0
+            return busy
         except Exception as problem:  # noqa: BLE001
-            # The edge of this thread: a host lives on without its dispatcher noticing a bug, but not in silence.
-            self._counts["failed_rounds"] += 1
-            _log.error(
-                "a dispatch round failed (%s); lines stay in the journal and the next round tries again",
-                type(problem).__name__,
-                extra={"action": "dispatch_round_failed"},
-            )
+            # The edge of this thread. What the round knew is not to be trusted: the journal is read again.
+            self._note_bug(problem)
+            self._failed_rounds_in_a_row += 1
+            with self._turn:
+                self._forget()
             return False
+
+    def _note_bug(self, problem: Exception) -> None:
+        self._counts["failed_rounds"] += 1
+        _log.error(
+            "a dispatch round failed (%s); lines stay in the journal and are tried again",
+            type(problem).__name__,
+            extra={"action": "dispatch_round_failed"},
+        )
 
     def _clean_up(self) -> None:
         self.journal.remove_listener(self._wake_up)
@@ -488,7 +499,7 @@ class Dispatcher:
         for pick in picks:
             if picked := pick(now_s, limit):
                 busy = True
-                if not self._send(picked, now_s):
+                if not self._send_guarded(picked, now_s):
                     return False
                 limit = _MESSAGES_PER_ROUND
         return busy
@@ -550,6 +561,27 @@ class Dispatcher:
             except (errors.RedisUnavailable, errors.BrokerUnavailable):
                 self._queue_was_empty = False
         return self._queue_was_empty
+
+    def _send_guarded(self, chunks: Sequence[Sequence[Entry]], now_s: float) -> bool:
+        try:
+            return self._send(chunks, now_s)
+        except Exception as problem:  # noqa: BLE001
+            # A bug, maybe one that a single line brings out: each goes by itself, and holds up nobody but itself.
+            self._note_bug(problem)
+            entries = [entry for chunk in chunks for entry in chunk]
+            for entry in entries:
+                self._line(entry).unsure = True
+            if len(entries) == 1:
+                if entries[0] not in self._window:
+                    self._waiting.put_off(entries[0], now_s + _BACK_OFF_MAX_S)
+                return True
+            while entries:
+                if not self._send_guarded([[entries.pop(0)]], now_s):
+                    for entry in entries:
+                        if entry not in self._window:
+                            self._waiting.add(entry, first=True)
+                    return False
+            return True
 
     def _send(self, chunks: Sequence[Sequence[Entry]], now_s: float) -> bool:
         """Mark and publish; whether the broker took them."""

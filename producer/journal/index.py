@@ -230,6 +230,8 @@ class Index:
             self.failed_reads += 1
             self._last_failed = True
             return dict.fromkeys(self.views, 0)
+        if any(size < self.views[name].offset for name, size in names.items() if name in self.views):
+            self._start_over()
         for name, size in names.items():
             view = self.views.get(name)
             if view is None:
@@ -244,6 +246,15 @@ class Index:
                     self.failed_reads += 1
                     self._last_failed = True
         return names
+
+    def _start_over(self) -> None:
+        """A file got shorter, which only somebody else can have done to it: believe nothing, read everything again."""
+        self.failed_reads += 1
+        self._changes.vanished.extend(entry for entry in self.entries.values() if entry.copies)
+        for entry in self.entries.values():
+            entry.copies = 0
+        self.entries, self.views = {}, {}
+        self._without_line, self._orphans = set(), set()
 
     def _read(self, view: SegmentView, to_end: bool) -> None:
         fs = self.journal.fs

@@ -30,7 +30,6 @@ and compacted for long. Threads are daemons: a host that exits does not wait for
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import time
 import weakref
@@ -53,7 +52,6 @@ __all__ = ["Journal", "Located"]
 
 _CANDIDATES = 16  # segments of others tried before a new one is made
 
-_log = logging.getLogger(__name__)
 _journals: weakref.WeakSet[Journal] = weakref.WeakSet()
 
 
@@ -63,6 +61,13 @@ class Located(NamedTuple):
     line: lines.Line
     segment: str
     offset: int
+
+
+class _Left(NamedTuple):
+    """What a write did not bring to the disk, and why; no problem: all was written."""
+
+    waiting: Sequence[Waiting]
+    problem: OSError | None
 
 
 class Journal:
@@ -237,10 +242,8 @@ class Journal:
             self._refuse(waiting, problem)
         except Exception as problem:  # noqa: BLE001
             # The edge of the writing thread: whoever waits must get an answer, and the next group its chance.
-            _log.error(
-                "a journal write failed unexpectedly (%s); its lines are refused",
-                type(problem).__name__,
-                extra={"action": "journal_write_failed"},
+            _warn(
+                f"a write failed unexpectedly ({type(problem).__name__}); its lines are refused", "journal_write_failed"
             )
             self._refuse(waiting, problem)
             self._drop_current()
@@ -248,58 +251,50 @@ class Journal:
     def _commit_or_refuse(self, waiting: Sequence[Waiting], must_sync: bool) -> None:
         fitting = self.budget.admit(waiting)
         self._refuse_full([one for one in waiting if one not in fitting])
-        if not fitting:
-            return
-        try:
-            try:
-                self._write(fitting, must_be_new=False, must_sync=must_sync)
-            except OSError as problem:
-                if problem.errno in NO_SPACE:
-                    raise
-                self._write(fitting, must_be_new=True, must_sync=must_sync)
-        except OSError as problem:
-            if problem.errno not in NO_SPACE:
-                raise
-            privileged = [one for one in fitting if one.is_privileged]
-            self._refuse_full([one for one in fitting if not one.is_privileged])
-            self._write_from_reserve(privileged, must_sync=must_sync)
+        left = self._write(fitting, must_be_new=False, must_sync=must_sync)
+        if left.problem is not None and left.problem.errno not in NO_SPACE:
+            left = self._write(left.waiting, must_be_new=True, must_sync=must_sync)
+        while left.problem is not None and left.problem.errno in NO_SPACE:
+            self._refuse_full([one for one in left.waiting if not one.is_privileged])
+            privileged = [one for one in left.waiting if one.is_privileged]
+            if not privileged or not self.budget.spend(sum(len(one.data) for one in privileged)):
+                self._refuse_full(privileged)
+                return
+            # In a new one: a sync that found no room may not be tried again on the same file.
+            left = self._write(privileged, must_be_new=True, must_sync=must_sync)
+        if left.problem is not None:
+            self._refuse(left.waiting, left.problem)
 
-    def _write(self, waiting: Sequence[Waiting], *, must_be_new: bool, must_sync: bool) -> None:
-        data = b"".join(w.data for w in waiting)
-        segment = self._take(len(data), must_be_new=must_be_new)
+    def _write(self, waiting: Sequence[Waiting], *, must_be_new: bool, must_sync: bool) -> _Left:
+        """Write into one segment and sync it; what is left when the disk refuses, and why."""
+        if not waiting:
+            return _Left([], None)
+        problem: OSError | None = None
+        written = 0
+        try:
+            segment = self._take(sum(len(one.data) for one in waiting), must_be_new=must_be_new)
+        except OSError as refusal:
+            return _Left(waiting, refusal)
         is_ours_alone = segment.empty
         try:
-            try:
-                segment.append(data)
-            except OSError as problem:
-                if problem.errno not in NO_SPACE:
-                    self._abandon(segment, remove=is_ours_alone)
-                raise
-            if must_sync:
-                try:
-                    segment.sync()
-                except OSError:
-                    self.failed_syncs += 1
-                    self._abandon(segment, remove=is_ours_alone)
-                    raise
-        finally:
-            if not segment.closed:
-                segment.let_go()
-
-    def _write_from_reserve(self, waiting: Sequence[Waiting], *, must_sync: bool) -> None:
-        """On a full disk: free a part of the reserve, try, until it is spent."""
-        while waiting:
-            if not self.budget.spend(sum(len(one.data) for one in waiting)):
-                self._refuse_full(waiting)
-                return
-            try:
-                # In a new one: a sync that found no room may not be tried again on the same file.
-                self._write(waiting, must_be_new=True, must_sync=must_sync)
-            except OSError as problem:
-                if problem.errno not in NO_SPACE:
-                    raise
-            else:
-                return
+            # One by one: when the disk is full the first ones may still fit, and no line is cut off that was whole.
+            for one in waiting:
+                segment.append(one.data)
+                written += 1
+        except OSError as refusal:
+            problem = refusal
+        try:
+            if must_sync and written:
+                segment.sync()
+        except OSError as refusal:
+            self.failed_syncs += 1
+            problem, written = refusal, 0
+            self._abandon(segment, remove=is_ours_alone)
+        if problem is not None and problem.errno not in NO_SPACE and not segment.closed:
+            self._abandon(segment, remove=is_ours_alone and not written)
+        if not segment.closed:
+            segment.let_go()
+        return _Left(waiting[written:], problem)
 
     def _refuse_full(self, refused: Sequence[Waiting]) -> None:
         self.full += len(refused)
@@ -380,7 +375,7 @@ class Journal:
         try:
             segment.seal(self.now_ms())
         except OSError:
-            _log.warning("a segment could not be sealed; it is sealed later", extra={"action": "journal_seal_failed"})
+            _warn("a segment could not be sealed; the drainer seals it later", "journal_seal_failed")
         segment.let_go()
 
     def _abandon(self, segment: segments.Segment, *, remove: bool) -> None:
@@ -459,6 +454,12 @@ class Journal:
         self._start_fresh()
         if current is not None:
             current.close()  # not unlocked: the lock is the parent's
+
+
+def _warn(what: str, action: str) -> None:
+    import logging  # costs a hook as much as its append, and is needed only when something is wrong
+
+    logging.getLogger(__name__).warning(what, extra={"action": action})
 
 
 def _after_fork_in_child() -> None:

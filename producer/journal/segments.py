@@ -15,7 +15,8 @@ Guarantees, each with a test of its name:
 - a segment whose header names a later version is neither appended to nor read nor removed
 - a lost or damaged header costs no line
 - what was left without a newline (a torn tail) is never glued to the next line
-- an append that fails leaves no part of itself, or at worst a torn tail
+- an append that fails leaves no part of a line, or at worst a torn tail; a file only ever loses bytes behind its last
+  newline, so that whoever follows it needs no lock
 - every whole line is read, whatever stands before or after it; all other bytes are reported as damage
 - reading takes memory for a few lines, however large the damage
 """
@@ -282,18 +283,22 @@ class Segment:
         return self.size == 0
 
     def append(self, data: bytes) -> None:
-        """Append whole lines. When that fails, what was written of them is cut off again and the error raised."""
-        start = self.size
+        """Append whole lines. When that fails, a part of a line is cut off again and the error raised.
+
+        Nothing that ended in a newline is cut off: somebody who follows the file may have read it already.
+        """
+        whole, written = self._prefix + data, 0
         try:
-            self._fs.write_all(self._descriptor, self._prefix + data)
+            while written < len(whole):
+                written += self._fs.write(self._descriptor, memoryview(whole)[written:])
         except OSError:
             self._known_size = -1
             try:
-                self._fs.truncate(self._descriptor, start)
+                self._fs.truncate(self._descriptor, self.size + whole.rfind(b"\n", 0, written) + 1)
             except OSError:
                 pass  # a torn tail: the next one who holds it puts a newline before its line
             raise
-        self.size = self._known_size = start + len(self._prefix) + len(data)
+        self.size = self._known_size = self.size + len(whole)
         self._prefix = b""
 
     def heal(self) -> None:

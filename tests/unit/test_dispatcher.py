@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
@@ -707,6 +707,14 @@ def threaded() -> Iterator[Host]:
     made.journal.close()
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    for _ in range(2000):
+        if condition():
+            return
+        threading.Event().wait(0.005)
+    raise AssertionError("did not happen in time")
+
+
 def answer_everything(host: Host) -> None:
     """A worker: receipts for whatever is published."""
 
@@ -770,6 +778,41 @@ def test_close_is_bounded_and_closes_publisher_and_source(threaded: Host) -> Non
     assert not [thread for thread in threading.enumerate() if thread.name == "memory-dispatcher"]
 
 
+def test_a_line_that_brings_out_a_bug_holds_up_nobody(host: Host) -> None:
+    host.broker.is_away = True
+    captured = host.capture(5)
+    host.rounds(3, every_s=10)
+    host.broker.is_away = False
+    publish = host.broker.publish
+
+    def allergic(publications: Sequence[Publication]) -> None:
+        if any(captured[2].id in str(publication.kwargs) for publication in publications):
+            raise ZeroDivisionError
+        publish(publications)
+
+    host.broker.publish = allergic  # type: ignore[method-assign]
+    host.rounds(10, every_s=31)
+    assert set(host.broker.ids()) == {line.id for n, line in enumerate(captured) if n != 2}
+    assert host.dispatcher.status().failed_rounds > 1
+    assert host.dispatcher.status().pending == 5
+
+
+def test_after_a_round_that_failed_the_journal_is_read_again_and_nothing_is_missed(host: Host) -> None:
+    captured = host.capture(3)
+    note, calls = host.dispatcher._note, []
+
+    def fail_once(*arguments: object, **options: object) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            raise ZeroDivisionError
+        note(*arguments, **options)  # type: ignore[arg-type]
+
+    host.dispatcher._note = fail_once  # type: ignore[method-assign, assignment]
+    for _ in range(5):
+        host.dispatcher._run_guarded()
+    assert {line.id for line in captured} == set(host.broker.ids())
+
+
 def test_a_bug_in_a_round_is_counted_and_the_thread_lives_on(threaded: Host) -> None:
     def fail_once() -> None:
         threaded.broker.on_publish = lambda: None
@@ -781,4 +824,5 @@ def test_a_bug_in_a_round_is_counted_and_the_thread_lives_on(threaded: Host) -> 
     threaded.dispatcher.start()
     threaded.dispatcher.flush(0.2)
     threaded.capture(1, start=1)
+    wait_until(lambda: len(threaded.broker.items()) == 1)
     assert threaded.dispatcher.status().failed_rounds == 1
