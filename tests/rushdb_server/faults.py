@@ -18,9 +18,11 @@ The names below are the useful pairs; `effect` overrides the first half.
     bad_gateway     never    502 with an HTML page
     lie             never    the right one: 200 or 201, and nothing was committed
     late            late     none; applied `late_s` after the caller left
+    late_double     late_double   none; as `late`, but it looked before it was late: an upsert makes another record
     double          double   the right one; an upsert made another record although one exists
 
-Effects: `now`, `never`, `late` (`late_s` after the answer or the caller's end), `double` (upserts; for others now).
+Effects: `now`, `never`, `late` (`late_s` after the answer or the caller's end), `double` (upserts; for others now),
+`late_double` (both).
 
 Requests are classed as write (upserts, creates), read (find, get, edges), link, delete, vector (vectors stored), search
 (ranked), index (indexes made or listed) and other (settings, health, unknown routes); `on` names one, several, or any.
@@ -52,9 +54,10 @@ _KINDS: Mapping[str, tuple[str, str]] = {
     "bad_gateway": ("never", "bad_gateway"),
     "lie": ("never", "ok"),
     "late": ("late", "hang"),
+    "late_double": ("late_double", "hang"),
     "double": ("double", "ok"),
 }
-_EFFECTS = frozenset({"now", "never", "late", "double"})
+_EFFECTS = frozenset({"now", "never", "late", "late_double", "double"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -149,7 +149,8 @@ class Server:
 
     def _misbehave(self, fault: Fault, call: Call, connection: Connection) -> None:
         effect = fault.takes_effect
-        answer = self._answer(call, "never" if effect == "late" else effect)
+        is_late = effect in ("late", "late_double")
+        answer = self._answer(call, "never" if is_late else effect)
         if fault.delay_s:
             connection.wait(fault.delay_s)
         match fault.answer:
@@ -164,8 +165,8 @@ class Server:
                 connection.reset()
             case _:
                 connection.send(self._failure(fault))
-        if effect == "late":
-            self._apply_later(call, fault.late_s, connection.stopping)
+        if is_late:
+            self._apply_later(call, fault.late_s, connection.stopping, "now" if effect == "late" else "double")
 
     def _failure(self, fault: Fault) -> Answer:
         match fault.answer:
@@ -182,10 +183,10 @@ class Server:
                 return self._form.refused(answers.database_error())
         return Answer(status=502, text=answers.BAD_GATEWAY_PAGE)
 
-    def _apply_later(self, call: Call, seconds: float, stopping: threading.Event) -> None:
+    def _apply_later(self, call: Call, seconds: float, stopping: threading.Event, effect: str) -> None:
         def apply() -> None:
             if not stopping.wait(seconds):
-                self._answer(call, "now")
+                self._answer(call, effect)
 
         thread = threading.Thread(target=apply, name="rushdb-server-late", daemon=True)
         with self._lock:

@@ -228,6 +228,15 @@ def test_a_late_write_is_applied_after_its_caller_gave_up(server: RunningServer,
     until(lambda: len(asking.find()) == 1)
 
 
+def test_a_late_upsert_that_had_looked_before_makes_another_record(server: RunningServer, asking: Asking) -> None:
+    server.fail("late_double", on="write", count=1, late_s=0.2)
+    with contextlib.closing(Asking(server, timeout_s=0.05)) as impatient, pytest.raises(TimeoutError):
+        impatient.upsert("e1")
+    asking.upsert("e1")
+    assert len(asking.find()) == 1
+    until(lambda: len(asking.find()) == 2)
+
+
 def test_any_answer_can_come_before_a_late_effect(server: RunningServer, asking: Asking) -> None:
     server.fail("error", on="write", count=1, effect="late", late_s=0.1)
     assert asking.upsert("e1") == (500, {})
