@@ -32,7 +32,7 @@ from producer import capture, config, dispatcher, outcomes, scope
 from producer.journal import Journal, compaction, filesystem, index, segments
 from producer.memory import AgentMemory
 
-MIXES = ("turns", "mixed", "same", "sizes")
+MIXES = ("turns", "mixed", "facts", "same", "sizes")
 _MIX = ("turn",) * 68 + ("fact",) * 10 + ("supersede",) * 10 + ("retract",) * 4 + ("repeat",) * 4 + ("forget",) * 4
 _WORDS = ("harbour", "lantern", "copper", "meadow", "walnut", "signal", "glacier", "violet", "ember", "cobalt")
 
@@ -97,7 +97,8 @@ class Host:
         return self.options.while_ is not None and self.options.while_.exists()
 
     def capture(self, number: int) -> None:
-        what = self.rng.choice(_MIX) if self.options.mix == "mixed" else "turn"
+        mixes = {"mixed": _MIX, "facts": ("fact", *("supersede",) * 8, "retract")}
+        what = self.rng.choice(mixes.get(self.options.mix, ("turn",)))
         if what in ("supersede", "retract") and not self.fact:
             what = "fact"
         if what in ("repeat", "forget") and not self.turn_ids:

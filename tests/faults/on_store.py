@@ -109,7 +109,7 @@ def _under(
         assert world.store is not None
         for number, fault in enumerate(faults):
             world.store.fail(**{"seed": scale.seed + number, **fault})
-        world.host(rate=15), world.host(rate=15, journal=1)
+        world.host(rate=15), world.host(rate=15, journal=1, mix="facts")
         world.begin()
         began = time.monotonic()
         kinds = {fault["kind"] for fault in faults}
@@ -176,7 +176,10 @@ for _name, _what, _faults, _kills in (
     (
         "store-late-commits",
         "commits after the caller gave up, while workers are killed",
-        [{"kind": "late", "on": _WRITES, "probability": 0.1, "late_s": 1.0}],
+        [
+            {"kind": "late", "on": _WRITES, "probability": 0.1, "late_s": 1.0},
+            {"kind": "late_double", "on": "write", "probability": 0.05, "late_s": 1.0},
+        ],
         True,
     ),
     (
@@ -185,7 +188,7 @@ for _name, _what, _faults, _kills in (
         [
             {"kind": "lie", "on": _WRITES, "probability": 0.05},
             {"kind": "double", "on": "write", "probability": 0.1},
-            {"kind": "late", "on": _WRITES, "probability": 0.03, "late_s": 1.0},
+            {"kind": "late_double", "on": _WRITES, "probability": 0.05, "late_s": 1.0},
             {"kind": "error_after", "probability": 0.05},
             {"kind": "reset_after", "probability": 0.05},
             {"kind": "half_body", "probability": 0.05},
