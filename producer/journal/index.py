@@ -162,7 +162,7 @@ class JournalStatus:
     segments: int
     bytes: int  # of segments and quarantine
     max_bytes: int
-    damaged: int  # pieces found damaged: in the quarantine, or still in a segment
+    damaged: int  # different damaged pieces: in the quarantine, or still in a segment
     quarantined_bytes: int
     unreadable_segments: int  # of a later version
 
@@ -193,7 +193,7 @@ class Index:
 
     @property
     def damaged(self) -> int:
-        """Pieces found damaged."""
+        """Different pieces found damaged."""
         return len(self._damaged)
 
     @property

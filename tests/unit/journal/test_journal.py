@@ -334,6 +334,37 @@ def test_on_a_full_disk_orders_and_receipts_spend_the_reserve() -> None:
         assert damage_count(journal) == 0
 
 
+def test_when_the_disk_fills_within_a_group_the_first_lines_are_durable_and_only_the_rest_refused() -> None:
+    fs = Gate()
+    with open_journal(fs) as journal:
+        journal.append_event(event(0))
+        fs.may_go.clear()
+        fs.is_waiting.clear()
+        results: dict[int, object] = {}
+
+        def append(number: int) -> None:
+            try:
+                results[number] = journal.append_event(event(number)).text
+            except errors.JournalFull as refusal:
+                results[number] = refusal
+
+        threads = [threading.Thread(target=append, args=(number,)) for number in range(1, 8)]
+        threads[0].start()
+        assert fs.is_waiting.wait(10)
+        for thread in threads[1:]:
+            thread.start()
+        wait_until(lambda: len(journal._groups._group.waiting) == 6)
+        fs.capacity = fs._used() + 3 * 330
+        fs.may_go.set()
+        for thread in threads:
+            thread.join(10)
+        acknowledged = {text for text in results.values() if isinstance(text, str)}
+        assert 3 <= len(acknowledged) < 7
+        assert acknowledged < set(texts(journal))
+        assert len(texts(journal)) == len(acknowledged) + 1
+        assert damage_count(journal) == 0
+
+
 def test_capture_resumes_by_itself_when_a_full_disk_has_room_again() -> None:
     fs = CrashingFileSystem(capacity=20_000)
     with open_journal(fs) as journal:

@@ -189,6 +189,22 @@ def test_an_append_that_fails_leaves_no_part_of_itself(fs: CrashingFileSystem) -
     assert numbers(pieces(fs, mine)) == [1, 3]
 
 
+def test_of_an_append_that_fails_whole_lines_stay_because_somebody_may_have_read_them(fs: CrashingFileSystem) -> None:
+    mine = written(fs, 1)
+    descriptor = fs.open_to_read(path(mine))
+    reader = Reader(fs, descriptor)
+    assert numbers(list(reader.pieces())) == [1]
+    fs.capacity = fs._used() + 2 * len(line(2)) + 30
+    assert mine.hold()
+    with pytest.raises(OSError, match="write"):
+        mine.append(line(2) + line(3) + line(4))
+    assert numbers(list(reader.pieces())) == [2, 3]
+    fs.capacity = None
+    mine.append(line(5))
+    assert numbers(list(reader.pieces())) == [5]
+    assert damage(pieces(fs, mine)) == []
+
+
 def test_an_append_that_fails_and_cannot_be_cut_off_leaves_a_torn_tail(fs: CrashingFileSystem) -> None:
     class Stubborn(CrashingFileSystem):
         def truncate(self, descriptor: int, length: int) -> None:
