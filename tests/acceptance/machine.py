@@ -32,7 +32,7 @@ from memory_tasks import agent
 from producer import config, store
 from producer.store import port
 
-__all__ = ["SHORT_WAITS", "Machine", "Service", "are_gone", "free_port", "machine", "tree_of", "until"]
+__all__ = ["SHORT_WAITS", "Machine", "Service", "are_gone", "free_port", "machine", "until"]
 
 COMMAND = Path(sys.executable).with_name("memory-tasks")
 DEADLINE_S = 60.0
@@ -62,12 +62,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def tree_of(pid: int) -> list[psutil.Process]:
-    """This process and all below it, as they are now."""
-    parent = psutil.Process(pid)
-    return [parent, *parent.children(recursive=True)]
 
 
 def are_gone(processes: Sequence[psutil.Process]) -> bool:
@@ -143,12 +137,17 @@ class Machine:
             **environment,
         }
         self._services: list[Service] = []
+        self._seen: list[psutil.Process] = []
 
     def close(self) -> None:
-        for service in self._services:
-            service.send(signal.SIGCONT)
-            service.stop()
-        shutil.rmtree(self.home, ignore_errors=True)
+        try:
+            for service in self._services:
+                service.stop()
+        finally:
+            for process in self._seen:
+                if process.is_running():  # what a test that failed left behind
+                    process.kill()
+            shutil.rmtree(self.home, ignore_errors=True)
 
     # -- commands ----------------------------------------------------------------------------------------------------
 
@@ -180,6 +179,13 @@ class Machine:
         )
         self._services.append(service)
         return service
+
+    def tree_of(self, service: Service) -> list[psutil.Process]:
+        """The process of this service and all below it, as they are now."""
+        parent = psutil.Process(service.pid)
+        found = [parent, *parent.children(recursive=True)]
+        self._seen += found
+        return found
 
     def start_worker(self) -> Service:
         """A worker that takes messages."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.acceptance.machine import Machine, Service, are_gone, free_port, machine, tree_of, until
+from tests.acceptance.machine import Machine, Service, are_gone, free_port, machine, until
 from tests.rushdb_server import rushdb_server
 
 PASSWORD = "grebe-and-heron"
@@ -40,9 +40,9 @@ def start_up(made: Machine, flower_port: int = 0) -> Service:
     return up
 
 
-def child(up: Service, words: str) -> psutil.Process:
+def child(made: Machine, up: Service, words: str) -> psutil.Process:
     """The running child whose command holds these words."""
-    (found,) = (one for one in tree_of(up.pid)[1:] if words in " ".join(one.cmdline()))
+    (found,) = (one for one in made.tree_of(up)[1:] if words in " ".join(one.cmdline()))
     return found
 
 
@@ -72,14 +72,19 @@ def assert_nothing_is_left(made: Machine, processes: list[psutil.Process]) -> No
 def test_everything_starts_works_and_stops_with_one_signal_and_starts_again_on_the_same_directory(made):
     port = free_port()
     up = start_up(made, flower_port=port)
-    processes = tree_of(up.pid)
+    processes = made.tree_of(up)
     assert len(processes) == 5, processes  # itself, server, worker, agent, Flower
 
     fact = made.json("remember", "The spare key hangs in the boathouse.", "--wait")
     assert fact["settled"]
     (memory,) = made.json("recall", "spare key")["memories"]
     assert (memory["id"], memory["from"]) == (fact["id"], "store")
-    page = until(lambda: flower(f"/task/{fact['id']}", port), "the task's page in Flower", said=made.logged)
+
+    def page_of_a_task() -> bytes:  # of one that came after Flower began to listen
+        words = "The boathouse is locked at night."
+        return flower(f"/task/{made.json('remember', words, '--wait')['id']}", port)
+
+    page = until(page_of_a_task, "a task's page in Flower", said=made.logged)
     assert b"memory.ingest" in page and b"&lt;1 line&gt;" in page and b"boathouse" not in page
     assert flower("/", port, password="another") == b"status 401"
     assert not any(PASSWORD in " ".join(one.cmdline()) for one in processes)
@@ -104,7 +109,7 @@ def test_everything_starts_works_and_stops_with_one_signal_and_starts_again_on_t
 
 def test_killing_up_leaves_nothing_running_and_it_starts_again_at_once(made):
     up = start_up(made, flower_port=free_port())
-    processes = tree_of(up.pid)
+    processes = made.tree_of(up)
     up.kill()
     again = start_up(made)  # while what the first one left is still ending
     until(lambda: are_gone(processes), f"the end of {processes}", deadline_s=15)
@@ -120,7 +125,7 @@ def test_killing_up_leaves_nothing_running_also_while_the_worker_waits_for_a_sto
             server.fail("hang", on="write")
             made.json("remember", "The kettle is blue.")
             until(lambda: server.faults_taken().get("hang"), "a write that hangs", said=made.logged)
-            processes = tree_of(up.pid)
+            processes = made.tree_of(up)
             up.kill()
             assert_nothing_is_left(made, processes)
             assert len(made.pending()) == 1
@@ -129,12 +134,12 @@ def test_killing_up_leaves_nothing_running_also_while_the_worker_waits_for_a_sto
 @pytest.mark.parametrize("what", ["memory_tasks.worker_app", "memory_tasks.cli agent", "valkey-server"])
 def test_a_part_that_is_killed_is_started_again_and_nothing_is_lost(made, what):
     up = start_up(made)
-    part = child(up, what)
+    part = child(made, up, what)
     os.kill(part.pid, signal.SIGKILL)
     kept = made.json("remember", "The kettle is blue.")
     until(lambda: are_gone([part]), "the end of the part")
     until(lambda: not made.pending(), "the receipt", said=lambda: up.logged() + made.logged())
-    assert child(up, what).pid != part.pid
+    assert child(made, up, what).pid != part.pid
     assert [memory["id"] for memory in made.json("recall", "kettle")["memories"]] == [kept["id"]]
     assert "ended" in up.logged()
     assert up.stop() == 0
