@@ -262,6 +262,7 @@ class Children:
     def _may_start(self) -> bool:
         return (
             not self._closed
+            and not self._leaving  # they still run
             and self._waiting > len(self._idle)
             and len(self._idle) + len(self._busy) < self.limit
             and time.monotonic() - self._failed_at_s > _START_PAUSE_S
