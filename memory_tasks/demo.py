@@ -1,7 +1,8 @@
 """The demo: a conversation through the whole path, with the worker killed in the middle, then recalled and counted.
 
-It runs on real parts: journal, dispatcher, embedded server, Celery worker process, store. Everything local lives in a
-directory of its own that is removed afterwards; `MEMORY_STORE_URL` and `MEMORY_BROKER_URL` are respected when set.
+It runs on real parts: journal, dispatcher, embedded server, Celery worker process, store. Of the caller's settings it
+takes the store's and the embedder's; journal, broker and keys are its own, in a directory that is removed afterwards:
+a killed worker and short timeouts are nothing for a broker that others use.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ _TIMES = {
     "MEMORY_STORE_LATE_S": "2",
     "MEMORY_REPUBLISH_AFTER_S": "10",
 }
+_THE_CALLERS = ("MEMORY_STORE_URL", "MEMORY_STORE_TOKEN", "MEMORY_STORE_TIMEOUT_S", "MEMORY_EMBED_")
 _FLUSH_DEADLINE_S = 150.0
 
 
@@ -59,12 +61,13 @@ def conversation() -> dict[str, Any]:
 
 
 def environment(environ: Mapping[str, str], state_dir: Path) -> dict[str, str]:
-    """The demo's environment: its own state directory and secrets, the caller's store and broker when set."""
+    """The demo's environment: its own state directory and secrets, the caller's store."""
     env = supervisor.child_environment(environ)
-    env["MEMORY_STATE_DIR"] = str(state_dir)
+    for name in [name for name in env if name.startswith(config.PREFIX) and not name.startswith(_THE_CALLERS)]:
+        del env[name]
     for name in ("MEMORY_SCOPE_SALT", "MEMORY_PRODUCER_KEY", "MEMORY_CACHE_KEY"):
-        env.setdefault(name, secrets.token_hex(32))
-    return {**env, **{name: env.get(name, value) for name, value in _TIMES.items()}}
+        env[name] = secrets.token_hex(32)
+    return {**env, **_TIMES, "MEMORY_STATE_DIR": str(state_dir)}
 
 
 def run(environ: Mapping[str, str], *, say: Callable[[str], None], keep: bool = False) -> DemoResult:
@@ -72,9 +75,8 @@ def run(environ: Mapping[str, str], *, say: Callable[[str], None], keep: bool = 
     state_dir = Path(tempfile.mkdtemp(prefix="memory-demo-"))
     env = environment(environ, state_dir)
     settings = config.load(env)
-    own_redis = settings.broker_url.startswith("redis+socket://") and "MEMORY_BROKER_URL" not in environ
     parts = [supervisor.worker_part(supervisor.worker_command(concurrency=8), grace_s=20.0)]
-    boss = supervisor.Supervisor(parts=parts, state_dir=state_dir, env=env, own_redis=own_redis, say=say)
+    boss = supervisor.Supervisor(parts=parts, state_dir=state_dir, env=env, own_redis=True, say=say)
     result, began = DemoResult(), time.monotonic()
     try:
         boss.start()

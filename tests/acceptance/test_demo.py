@@ -23,8 +23,9 @@ def assert_good(result: dict[str, object]) -> None:
 
 def test_the_demo_loses_and_doubles_nothing_on_the_embedded_default_and_leaves_nothing_behind(tmp_path):
     with machine(tmp_path) as made:
-        assert_good(made.json("demo", changes={"TMPDIR": str(made.home)}))
-        assert list(made.home.iterdir()) == []  # neither its own directory nor the user's
+        theirs = {"MEMORY_JOURNAL_DIR": str(made.home / "journal"), "MEMORY_BROKER_URL": "redis://127.0.0.1:1/0"}
+        assert_good(made.json("demo", changes={**theirs, "TMPDIR": str(made.home)}))
+        assert list(made.home.iterdir()) == []  # neither its own directory nor anything of the user's
 
 
 @pytest.mark.slow
