@@ -178,6 +178,7 @@ def test_a_child_that_cannot_live_defers_and_blames_nobody(bench_of):
     assert bench.pool.pids() == []  # none is started before it is needed
 
 
+@pytest.mark.slow
 def test_children_are_bounded_used_again_replaced_after_their_requests_and_retired_when_idle(bench_of):
     bench = bench_of(limit=2, requests_max=5, idle_s=0.5)
     seen: set[int] = set()

@@ -380,6 +380,7 @@ def test_an_event_that_kills_every_process_is_dead_at_the_fourth_delivery_and_bl
     assert make.SECRET_WORDS not in bench.container.logs()
 
 
+@pytest.mark.slow
 def test_a_chunk_with_an_event_that_kills_is_stored_but_for_that_one_by_the_worker_that_goes_on(bench):
     events = [make.episode(number) for number in range(30)]
     (bench.faults / f"segv-{events[7]['eventId']}").touch()
