@@ -85,9 +85,12 @@ class Settler:
 
     def _ensure_indexes(self, tenant: str, parts: Parts) -> None:
         due = parts.indexes_due_s
-        if due is None or time.monotonic() < due or not parts.guard.acquire(blocking=False):
+        # Before the first try is over nobody goes on: without its index an external vector cannot be stored.
+        if due is None or time.monotonic() < due or not parts.guard.acquire(blocking=due == 0.0):
             return
         try:
+            if parts.indexes_due_s != due:
+                return  # another thread has tried meanwhile
             specs = [port.IndexSpec(label=label, property=name, dimensions=parts.dimensions) for label, name in INDEXED]
             parts.store.ensure_indexes(specs)
             parts.indexes_due_s = None

@@ -193,7 +193,9 @@ class SharedStore:
                 # Conditions beside the `$in` may differ without bound (a scope): idle lanes are let go. Those of
                 # upserts are few and stay, since two of one label would let two upserts fly at once.
                 if len(self._lanes) >= _LANES_KEPT:
-                    self._lanes = {k: v for k, v in self._lanes.items() if k[0] == "upsert" or v.waiting}
+                    # In place: views share this dict.
+                    for idle in [k for k, v in self._lanes.items() if k[0] != "upsert" and not v.waiting]:
+                        del self._lanes[idle]
                 lane = self._lanes[key] = Lane(in_flight)
             return lane
 

@@ -385,3 +385,20 @@ class TestSharedStore(StoreContract):
         made = shared_store.SharedStore(SqliteStore(tmp_path / "store.sqlite3"))
         yield made
         made.close()
+
+
+def test_deliveries_go_on_sharing_their_upserts_after_many_lanes_were_let_go(setup):
+    views = [setup.shared.until(float("inf")) for _ in range(4)]
+    for number in range(600):
+        views[number % 4].find("MEMORY_FACT", {"factId": {"$in": ["f000"]}, "scopeKey": str(number)})
+    setup.gated.most_running = 0
+    setup.gated.gate.clear()
+    keys = ("factId", "contentHash")
+    first = setup.pool.submit(lambda: views[0].upsert("TASK", [row(0)], keys))
+    wait_for(lambda: setup.gated.running == 1)
+    others = [setup.pool.submit(lambda v=v, n=n: v.upsert("TASK", [row(n)], keys)) for n, v in enumerate(views[1:], 1)]
+    wait_for(lambda: setup.waiting() == 3)
+    setup.gated.gate.set()
+    for future in (first, *others):
+        assert future.result(DEADLINE_S)
+    assert setup.gated.most_running == 1

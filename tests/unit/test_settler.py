@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -106,3 +107,28 @@ def test_closing_closes_every_part(store):
     assert closed == ["recent", "embedder"]
     with pytest.raises(errors.StoreUnavailable):
         store.find("EPISODE", {})
+
+
+def test_nobody_goes_on_before_the_first_try_of_the_indexes_is_over(store):
+    of, _ = made(store)
+    gate, order = threading.Event(), []
+    real = store.ensure_indexes
+
+    def slow(specs: list[port.IndexSpec]) -> port.Capabilities:
+        assert gate.wait(10)
+        order.append("indexes")
+        return real(specs)
+
+    store.ensure_indexes = slow
+
+    def work(number: int) -> None:
+        assert settle(of, number) is State.STORED
+        order.append("settled")
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    gate.set()
+    for thread in threads:
+        thread.join(20)
+    assert order == ["indexes", "settled", "settled", "settled"]
