@@ -18,12 +18,13 @@ from typing import Any
 
 from producer.journal import Journal, compaction
 from producer.journal import line as lines
-from producer.journal.index import RECENTLY_SENT_S, Index
+from producer.journal.index import Index
 from producer.receipt import State
 from producer.store import port, sqlite
 
 __all__ = ["Count", "JournalWatch", "count", "promises", "records"]
 
+_LATER_S = 3 * 3600.0  # nothing was sent for long, and segments are old, also those of a clock an hour ahead
 _KEYS = {"EPISODE": "eventId", "MEMORY_FACT": "factId", "SESSION": "sessionKey"}
 
 
@@ -81,8 +82,8 @@ class JournalWatch:
         return dict(found)
 
     def compacted(self) -> list[str]:
-        """Seal and compact as a drainer does once nothing was sent for long; the ids of the lines that stay."""
-        self._ahead_s += RECENTLY_SENT_S + 1
+        """Seal and compact as a drainer does hours later; the ids of the lines that stay."""
+        self._ahead_s += _LATER_S
         compaction.heal_tails(self._journal, self._index)
         self._index.poll()
         compaction.seal_finished(self._journal, self._index)
@@ -130,7 +131,6 @@ def count(
     watches: Iterable[JournalWatch],
     store_file: Path,
     *,
-    checks_journals: bool = True,
     torn: frozenset[str] = frozenset(),
 ) -> Count:
     """Count now. `torn`: acknowledged ids whose bytes a scenario destroyed itself."""
@@ -150,8 +150,7 @@ def count(
     _count_ids(made, acknowledged, by_label, states)
     _check_facts(made, by_label)
     _check_sessions(made, by_label, edges)
-    if checks_journals:
-        _check_journals(made, watches, states)
+    _check_journals(made, watches, states)
     return made
 
 
@@ -189,13 +188,24 @@ def _count_ids(
 
 
 def _check_facts(made: Count, by_label: Mapping[str, list[port.Record]]) -> None:
-    """A fact is active unless a fact of the store names it, or a mark retracts it."""
+    """A fact is active unless a mark replaces or retracts it; whoever names another has marked it; heirs are there.
+
+    Two that replace the same one compete, so a fact may be replaced by one that does not name it.
+    """
     facts = {str(r.get("factId")): r for r in by_label["MEMORY_FACT"]}
-    replaced = {str(r.get("supersedesFactId")) for r in facts.values()}
+    by_target: defaultdict[str, set[str]] = defaultdict(set)
+    for mark in by_label["MEMORY_MARK"]:
+        if mark.get("what") == "superseded":
+            by_target[str(mark.get("target"))].add(str(mark.get("by")))
     retracted = {str(m.get("target")) for m in by_label["MEMORY_MARK"] if m.get("what") == "retracted"}
-    wrong = sum(bool(r.get("active")) is (id_ in replaced or id_ in retracted) for id_, r in facts.items())
+    wrong = sum(bool(r.get("active")) is (id_ in by_target or id_ in retracted) for id_, r in facts.items())
     if wrong:
         made.problems.append(f"{wrong} facts have the wrong verdict")
+    named = {id_: str(r.get("supersedesFactId")) for id_, r in facts.items() if r.get("supersedesFactId")}
+    if unmarked := sum(id_ not in by_target[target] for id_, target in named.items()):
+        made.problems.append(f"{unmarked} facts have not marked what they replace")
+    if orphans := sum(bool(by) and not by & facts.keys() for by in by_target.values()):
+        made.problems.append(f"{orphans} facts are replaced by what is not there")
 
 
 def _check_sessions(made: Count, by_label: Mapping[str, list[port.Record]], edges: Iterable[port.Edge]) -> None:

@@ -115,25 +115,27 @@ def keys_leak(name: str, scale: Scale) -> Row:
         world.wait_done(world.host(rate=0, count=20, mix="turns", more=known))
         must(world, world.settle(), "not settled before the load")
         connections = len(world.client.client_list())
+        flower = _flower(world)
         baseline = {bytes(key).decode() for key in world.client.scan_iter("*")}
         members = _members(world)
-        flower = _flower(world)
         host = world.host(rate=0, count=scale.pick(500, 20_000), mix="turns", more=known)
         for _ in range(scale.pick(2, 5)):
-            flower.kill()
+            flower.stop()
             world.agents.remove(flower)
             flower = _flower(world)
         world.wait_done(host, deadline_s=600)
         must(world, world.settle(600), "not settled after the load")
+        after = {bytes(key).decode() for key in world.client.scan_iter("*")}
+        more = _members(world) - members
         flower.stop()
         world.agents.remove(flower)
         now = len(world.client.client_list()) - 3  # of the second host
         must(world, now <= connections + 4, f"connections grew from {connections} to {now}")
-        after = {bytes(key).decode() for key in world.client.scan_iter("*")}
         must(world, len(after) <= len(baseline) * 1.05, f"{len(after)} keys after {len(baseline)}: {after - baseline}")
         named = ("_kombu.binding", *receipts.KEYS_WITHOUT_TTL)  # the first: which queues Celery has declared
         lasting = {key for key in after if world.client.ttl(key) == -1 and not key.startswith(named)}
-        must(world, _members(world) <= members + 4, f"members of sets grew from {members} to {_members(world)}")
+        # Flower leaves up to two names behind; kombu drops them an hour after nobody listens any more.
+        must(world, more <= 3 * scale.pick(2, 5), f"the lists of queues grew by {more}")
         must(world, not lasting, f"keys without a time to live: {sorted(lasting)}")
         world.notes.append(f"{len(baseline)} keys before, {len(after)} after; {connections} connections, {now}")
         return world.row(name)

@@ -35,4 +35,5 @@ def clock_jumps(name: str, scale: Scale) -> Row:
             offset.write_text(f"{jump}\n")
         time.sleep(3.0)
         must(world, all(worker.running for worker in world.workers), "a worker ended")
-        return world.row(name)
+        # A countdown that began an hour ahead ends an hour later: such a message is a copy of what has been delivered.
+        return world.row(name, empties_queues=False)

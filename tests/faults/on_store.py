@@ -118,7 +118,7 @@ def _under(
 
         def has_seen_enough() -> bool:
             taken = world.store.faults_taken()  # type: ignore[union-attr]
-            enough = all(taken.get(kind, 0) >= 3 for kind in kinds) and (killed >= 3 or not kills_workers)
+            enough = all(taken.get(kind, 0) >= 8 for kind in kinds) and (killed >= 3 or not kills_workers)
             return (enough and time.monotonic() - began >= seconds * scale.pick(1, 6)) or time.monotonic() - began > 120
 
         for worker in itertools.cycle(world.workers):
@@ -177,8 +177,8 @@ for _name, _what, _faults, _kills in (
         "store-late-commits",
         "commits after the caller gave up, while workers are killed",
         [
-            {"kind": "late", "on": _WRITES, "probability": 0.1, "late_s": 1.0},
-            {"kind": "late_double", "on": "write", "probability": 0.05, "late_s": 1.0},
+            {"kind": "late", "on": _WRITES, "probability": 0.08, "late_s": 2.0},
+            {"kind": "late_double", "on": "write", "probability": 0.15, "late_s": 2.0},
         ],
         True,
     ),
@@ -188,7 +188,7 @@ for _name, _what, _faults, _kills in (
         [
             {"kind": "lie", "on": _WRITES, "probability": 0.05},
             {"kind": "double", "on": "write", "probability": 0.1},
-            {"kind": "late_double", "on": _WRITES, "probability": 0.05, "late_s": 1.0},
+            {"kind": "late_double", "on": _WRITES, "probability": 0.08, "late_s": 2.0},
             {"kind": "error_after", "probability": 0.05},
             {"kind": "reset_after", "probability": 0.05},
             {"kind": "half_body", "probability": 0.05},
@@ -201,6 +201,19 @@ for _name, _what, _faults, _kills in (
         return _under(name, scale, faults, kills_workers=kills)
 
     scenarios.add(_name, f"A load under {_what}.", _run)
+
+
+@scenario("store-late-double")
+def store_late_double(name: str, scale: Scale) -> Row:
+    """Writes that had looked before they were late make second records after the retry was stored: all are folded."""
+    with World() as world:
+        assert world.store is not None
+        world.store.fail("late_double", on="write", label="EPISODE", count=6, late_s=2.5)
+        world.wait_done(world.host(rate=4, count=24, mix="turns"))
+        must(world, world.settle(), "not settled")
+        taken = world.store.faults_taken()
+        must(world, taken == {"late_double": 6}, f"faults {taken}")
+        return world.row(name)
 
 
 @scenario("store-killed-under-load")

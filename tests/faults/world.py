@@ -44,7 +44,7 @@ SHORT_TIMES = {
     "MEMORY_VISIBILITY_TIMEOUT_S": "12",
     "MEMORY_RESTORE_INTERVAL_S": "1",
     "MEMORY_RETRY_MAX_COUNTDOWN_S": "1",
-    "MEMORY_STORE_LATE_S": "3",
+    "MEMORY_STORE_LATE_S": "4",
     "MEMORY_STORE_TIMEOUT_S": "2",
     "MEMORY_REPUBLISH_AFTER_S": "4",
     "MEMORY_REDIS_TIMEOUT_S": "2",
@@ -327,13 +327,13 @@ class World:
 
     # The end
 
-    def settle(self, deadline_s: float = SETTLE_DEADLINE_S) -> bool:
+    def settle(self, deadline_s: float = SETTLE_DEADLINE_S, *, empties_queues: bool = True) -> bool:
         """Whether nothing is pending in any journal, and nothing on its way any more, by then."""
         until = time.monotonic() + deadline_s
         while True:
             self.supervise()
             try:
-                if not self.pending() and not self.queued():
+                if not self.pending() and not (empties_queues and self.queued()):
                     return True
             except redis_py.RedisError:
                 pass
@@ -379,15 +379,13 @@ class World:
         dead: int = 0,
         deadline_s: float = SETTLE_DEADLINE_S,
         torn: frozenset[str] = frozenset(),
-        checks_journals: bool = True,
+        empties_queues: bool = True,
     ) -> Row:
         """Wait until all is settled, stop all, count, and say what it came to. `dead`: how many must be dead."""
         self.end()
-        settled = self.settle(deadline_s)
+        settled = self.settle(deadline_s, empties_queues=empties_queues)
         self.stop()
-        made: Count = counting.count(
-            self.promised(), list(self._watches.values()), self.store_file, checks_journals=checks_journals, torn=torn
-        )
+        made: Count = counting.count(self.promised(), list(self._watches.values()), self.store_file, torn=torn)
         problems = [*self.problems, *made.problems]
         if not settled and not any("pending" in problem for problem in problems):
             problems.append(f"not settled within {deadline_s:g} s")
