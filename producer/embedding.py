@@ -44,7 +44,8 @@ class Embedder:
         self._pool: Any = None
 
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
-        """One vector per text, in their order. Each request takes at most `timeout_s`."""
+        """One vector per text, in their order. Each request takes at most `timeout_s`. A text that the model can place
+        nowhere gets zeros: no store takes such a vector, callers leave it out."""
         vectors: list[list[float]] = []
         for first in range(0, len(texts), MAX_BATCH):
             vectors += self._request(texts[first : first + MAX_BATCH])
@@ -111,9 +112,8 @@ class Embedder:
             raise errors.SettingsRefused(
                 "MEMORY_EMBED_DIMENSIONS", f"the model answers with {len(vector)} numbers, not {self.dimensions}"
             )
-        norm = math.hypot(*vector)
-        if not math.isfinite(norm) or norm == 0:
-            raise errors.StoreRefused("the embeddings endpoint answered with a vector that has no direction")
+        if not math.isfinite(math.hypot(*vector)):
+            raise errors.StoreRefused("the embeddings endpoint answered with numbers that are not finite")
         return vector
 
 

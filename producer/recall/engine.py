@@ -268,7 +268,8 @@ class Recall:
         if self._embedder is None:
             return None
         try:
-            return self._embedder.embed([query])[0]
+            vector = self._embedder.embed([query])[0]
+            return vector if any(vector) else None
         except errors.IngestError:
             return None  # words alone, where the store knows them
 

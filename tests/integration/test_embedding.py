@@ -120,7 +120,6 @@ def test_each_refusal_says_whether_to_try_again(endpoint, status, error):
     ("vector", "error"),
     [
         ([1.0, 2.0], errors.SettingsRefused),
-        ([0.0, 0.0, 0.0], errors.StoreRefused),
         ([math.nan, 1.0, 1.0], errors.StoreRefused),
         ([math.inf, 1.0, 1.0], errors.StoreRefused),
         (["x", 1.0, 1.0], errors.StoreUnavailable),
@@ -163,3 +162,11 @@ def test_without_an_endpoint_there_is_no_embedder_and_a_model_needs_its_length()
     assert embedding.open_embedder(url="", model="", dimensions=0) is None
     with pytest.raises(errors.SettingsRefused):
         embedding.open_embedder(url="http://127.0.0.1:9", model="m", dimensions=0)
+
+
+def test_a_text_that_the_model_can_place_nowhere_gets_zeros_that_callers_leave_out(endpoint):
+    body = json.dumps({"data": [{"index": 0, "embedding": [0.0, 0.0, 0.0]}]}).encode()
+    endpoint.answer = lambda request: (200, {}, body)
+    made = client(endpoint)
+    assert made.embed(["..."]) == [[0.0, 0.0, 0.0]]
+    made.close()

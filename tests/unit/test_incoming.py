@@ -93,6 +93,8 @@ def test_orders_are_checked_as_events_are():
     assert opened(forged).refusal == "id_differs"
     no_scope = {name: value for name, value in retract.items() if name != "scope"}
     assert opened(make.order(no_scope)).refusal == "scope:scope_invalid"
+    odd = {**retract, "target": "constructor"}
+    assert opened(make.order(odd)).refusal == "contract:order:target_is_no_id"
     no_object = lines.encode(kind="order", id="a" * 64, appended_at=make.AT, body={"order": [1]})
     assert opened(no_object).refusal == "contract:order:is_not_an_object"
 
