@@ -9,6 +9,7 @@ import dataclasses
 import importlib.util
 import logging
 import re
+import re
 import sys
 import time
 from typing import Any
@@ -26,6 +27,7 @@ from producer.recall.engine import Recalled
 
 __all__ = ["gather", "has_module", "log_to_stderr", "recalled_as_dict", "redis_client", "show", "without_secrets"]
 
+_UNDERSCORE = re.compile(r"_([a-z])")
 _REDIS_TIMEOUT_S = 2.0
 _NEXT_URL = re.compile(r";(?=[a-z+]+://)")
 
@@ -93,6 +95,15 @@ def gather(settings: Settings) -> dict[str, Any]:
     }
 
 
+def _camel(value: Any) -> Any:
+    """Field names of ours as JSON has them everywhere here; seconds to the millisecond."""
+    if isinstance(value, dict):
+        return {
+            _UNDERSCORE.sub(lambda m: m[1].upper(), k) if k.isidentifier() else k: _camel(v) for k, v in value.items()
+        }
+    return round(value, 3) if isinstance(value, float) else value
+
+
 def _journal(settings: Settings) -> dict[str, Any]:
     producer = settings.producer
     if not producer.journal_dir.is_dir():
@@ -107,7 +118,7 @@ def _journal(settings: Settings) -> dict[str, Any]:
             return {
                 "path": str(producer.journal_dir),
                 "journalId": journal.journal_id,
-                **dataclasses.asdict(journal.status()),
+                **_camel(dataclasses.asdict(journal.status())),
             }
     except errors.IngestError as problem:
         return {"path": str(producer.journal_dir), "unreachable": str(problem)}
@@ -140,7 +151,7 @@ def _redis(settings: Settings) -> dict[str, Any]:
 
 def _agent(settings: Settings) -> dict[str, Any]:
     try:
-        return agent.client(settings.producer.agent_socket, timeout_s=_REDIS_TIMEOUT_S).status()
+        return _camel(agent.client(settings.producer.agent_socket, timeout_s=_REDIS_TIMEOUT_S).status())
     except (OSError, errors.IngestError) as problem:
         return {"unreachable": type(problem).__name__}
 
