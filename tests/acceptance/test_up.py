@@ -63,10 +63,8 @@ def flower(path: str, port: int, password: str = PASSWORD) -> bytes:
 def assert_nothing_is_left(made: Machine, processes: list[psutil.Process]) -> None:
     until(lambda: are_gone(processes), f"the end of {processes}", deadline_s=15)
     for lock in ("up.lock", "agent.sock.lock", "redis/lock", "journal/drainer.lock"):
-        path = made.state / lock
-        if path.exists():
-            with path.open("rb+") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises when somebody holds it
+        with (made.state / lock).open("rb+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises when somebody holds it
 
 
 def test_everything_starts_works_and_stops_with_one_signal_and_starts_again_on_the_same_directory(made):
