@@ -9,7 +9,6 @@ import dataclasses
 import importlib.util
 import logging
 import re
-import re
 import sys
 import time
 from typing import Any
@@ -18,7 +17,7 @@ import redis
 from rich.console import Console
 from rich.table import Table
 
-from memory_tasks import agent, counts, dead_letters
+from memory_tasks import agent, counts, dead_letters, troubles
 from memory_tasks.settings import Settings
 from producer import broker, errors, message
 from producer import counts as turn_counts
@@ -138,6 +137,7 @@ def _redis(settings: Settings) -> dict[str, Any]:
             "refusedMessages": counts.read_refused(client),
             "lastStoredAgoS": None if last is None else round(max(time.time() - last / 1000, 0), 1),
             "deadLetters": dead_letters.total(client, producer.tenant),
+            "troubles": [_camel(dataclasses.asdict(one)) for one in troubles.read(client, producer.tenant)],
         }
         if producer.broker_url.startswith("redis"):
             report["queues"] = {name: int(client.llen(name)) for name in (message.QUEUE, message.BACKLOG_QUEUE)}
@@ -161,6 +161,11 @@ def show(report: dict[str, Any], console: Console) -> None:
     for title, part in report.items():
         table = Table(title=title, title_justify="left", title_style="bold", show_header=False)
         for name, value in _flat(part):
+            if isinstance(value, list):
+                value = "\n".join(
+                    f"{t['id'][:12]} {t['attempts']} attempts, last {t['error']}, {t['state'] or 'going on'}"
+                    for t in value
+                )
             table.add_row(name, str(value))
         console.print(table)
 
