@@ -45,6 +45,7 @@ def make_app(
         broker_url=given.producer.broker_url,
         broker_transport_options=_transport_options(given),
         broker_connection_retry_on_startup=True,
+        broker_channel_error_retry=True,  # a full Redis (noeviction) is an outage like any other
         broker_connection_max_retries=None,  # a broker that is away for a day ends no worker
         accept_content=["json"],
         task_serializer="json",
