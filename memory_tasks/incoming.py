@@ -166,11 +166,9 @@ def _checked_order(line: lines.Line, grant: tenants.Grant) -> tuple[Mapping[str,
         raise errors.ContractViolation("is not an object", field="order")
     if line.id != identity.sha256_hex(identity.canonical_json(order)):
         return order, "id_differs"
-    group = order.get("group") if isinstance(order.get("group"), Mapping) else {}
-    for name, value in (
-        ("target", order.get("target")),
-        *((f"group.{n}", group.get(n)) for n in ("session", "participant")),
-    ):
+    group = order.get("group")
+    named = group if isinstance(group, Mapping) else {}
+    for name, value in (("target", order.get("target")), *((n, named.get(n)) for n in ("session", "participant"))):
         # Other text would be looked for in vain: RushDB 2.11 loses some words ("constructor") on the way back.
         if value is not None and not (isinstance(value, str) and _ID.fullmatch(value)):
             raise errors.ContractViolation(f"{name} is no id", field="order")
