@@ -112,10 +112,11 @@ def keys_leak(name: str, scale: Scale) -> Row:
     """Tasks and Flower come and go: the number of keys comes back, and each has a time to live or a name."""
     with World() as world:
         known = ["--participant", "one"]  # each scope has a key of recent writes, which expires
-        world.wait_done(world.host(rate=0, count=20, mix="turns", more=known))
+        world.wait_done(world.host(rate=0, count=200, mix="turns", more=known))
         must(world, world.settle(), "not settled before the load")
         connections = len(world.client.client_list())
         flower = _flower(world)
+        wait_for(lambda: bool(world.client.exists("_kombu.binding.celeryev")), 30, "Flower listens")
         baseline = {bytes(key).decode() for key in world.client.scan_iter("*")}
         members = _members(world)
         host = world.host(rate=0, count=scale.pick(500, 20_000), mix="turns", more=known)
