@@ -63,11 +63,13 @@ def list_command(
     if as_json:
         _print_json({"deadLetters": rows, "redis": problem or "answered"})
     else:
-        table = Table("died", "id", "reason", "deaths", "where", title="dead letters", title_justify="left")
-        for row in rows:
+        for row in rows:  # a line each, whole whatever the terminal's width: they are copied and grepped
             where = "here" if row["here"] else f"journal {row['journalId'][:8]}"
-            table.add_row(row["at"], row["id"][:16] or "(unreadable)", row["reason"], str(row["deaths"]), where)
-        _out.print(table if rows else "none")
+            _out.print(
+                f"{row['at']}  {row['id'][:16] or '(unreadable)'}  {row['reason']}  deaths {row['deaths']}  {where}"
+            )
+        if not rows:
+            _out.print("none")
         if problem:
             _err.print(f"Redis did not answer ({problem}): dead letters of other hosts are not shown")
 
