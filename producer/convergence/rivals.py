@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 from producer.convergence import marks, settle
 from producer.convergence.content import MARK
-from producer.convergence.requests import Find, Steps, together
+from producer.convergence.requests import CacheDrop, Find, Steps, together
 
 __all__ = ["chained", "compete"]
 
@@ -49,4 +49,6 @@ def _lose(
     if not any(other > claim for other in beaten_by):  # marked by a greater one: enough
         at, by = best
         yield from marks.write(marks.Mark(what=marks.SUPERSEDED, target=loser, by=by, scope_key=scope_key, at=at))
+    else:  # whoever marked it may have died before it took it out of the recent writes
+        yield (CacheDrop(scope_key=scope_key, id=loser),)
     yield from settle.settle(label, loser)

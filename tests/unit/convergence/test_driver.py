@@ -292,6 +292,21 @@ def test_a_recent_write_of_a_copy_that_died_goes_when_its_event_is_no_longer_cur
     assert not shelf.entries
 
 
+def test_a_beaten_rival_leaves_the_recent_writes_also_when_whoever_marked_it_died_before_that(
+    store: SqliteStore,
+) -> None:
+    shelf = Shelf()
+    old = fact("tea")
+    rivals = sorted((fact(text, supersedesFactId=id_of(old)) for text in ("coffee", "milk")), key=id_of)
+    for event in (old, *rivals):
+        driver.settle_all(store, [given(event)])
+    beaten, winner = rivals  # at the same time the greater id stands
+    shelf.put(SCOPE_KEY, {"id": id_of(beaten)})
+    (result,) = driver.settle_all(store, [given(winner)], recent=shelf)
+    assert result == DUPLICATE
+    assert (SCOPE_KEY, id_of(beaten)) not in shelf.entries
+
+
 def test_a_cache_that_does_not_answer_is_counted_and_ignored(store: SqliteStore) -> None:
     class Down(Shelf):
         def put(self, *_: Any) -> None:
