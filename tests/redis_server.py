@@ -33,6 +33,15 @@ def _valkey_binary() -> str:
     return str(get_binary_path())
 
 
+def _server_binary() -> str:
+    """Debian's server, else the embedded one. CI names the one that it installed, and fails without it."""
+    wanted = os.environ.get("MEMORY_TEST_REDIS")
+    found = shutil.which(wanted or "redis-server")
+    if found is None and wanted:
+        raise RuntimeError(f"{wanted} is not installed, and MEMORY_TEST_REDIS asks for it")
+    return found or _valkey_binary()
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -60,7 +69,7 @@ class RedisServer:
         self._short = tempfile.mkdtemp(prefix="redis-") if unixsocket else ""
         self.socket_path = f"{self._short}/redis.sock" if unixsocket else ""
         self.password = password
-        self._binary = binary or shutil.which("redis-server") or _valkey_binary()
+        self._binary = binary or _server_binary()
         self._persistent = persistent
         self._extra = list(extra)
         self._process: subprocess.Popen[bytes] | None = None
