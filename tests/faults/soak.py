@@ -14,7 +14,8 @@ from tests.faults import table
 from tests.faults.kills import Kills
 from tests.faults.world import World
 
-HOSTS, RATE = 3, 8.0
+HOSTS, RATE = 3, 5.0
+PAUSE_S = (0.3, 4.0)  # between two strikes: workers get to work in between
 
 
 def main() -> int:
@@ -30,7 +31,7 @@ def main() -> int:
             world.host(rate=RATE, journal=min(number, 1))
         world.agent(journal=0)
         world.begin()
-        kills = Kills(world, seed=seed)
+        kills = Kills(world, seed=seed, pause_s=PAUSE_S)
         while time.monotonic() < end_s:
             kills.run(until_s=min(end_s, time.monotonic() + 60))
             print(
