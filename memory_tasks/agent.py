@@ -142,9 +142,12 @@ class Agent:
             with connection:
                 connection.settimeout(_IDLE_S)
                 for line in _lines(connection):
-                    answer, told = self._answer(line)
-                    connection.sendall(json.dumps(answer, ensure_ascii=True).encode("ascii") + b"\n")
-                    told()
+                    answer, take_back = self._answer(line)
+                    try:
+                        connection.sendall(json.dumps(answer, ensure_ascii=True).encode("ascii") + b"\n")
+                    except OSError:
+                        take_back()
+                        raise
         except (OSError, ValueError):
             self._counts["broken"] += 1  # gone, silent for too long, or no line of ours
         except Exception as problem:  # noqa: BLE001 the edge of a connection: counted, logged, the agent goes on
@@ -157,7 +160,7 @@ class Agent:
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def _answer(self, line: bytes) -> tuple[dict[str, Any], Any]:
-        """The answer, and what to do once it was sent."""
+        """The answer, and what to do when it cannot be sent."""
         try:
             request = json.loads(line.decode("utf-8", "replace"))
         except (ValueError, RecursionError):
@@ -201,12 +204,12 @@ class Agent:
         context, shown = _quoted(found.memories, max_chars)
         took_ms = (time.monotonic() - started) * 1000
 
-        def told() -> None:
-            if session_id and took_ms <= deadline_ms:  # later than that nobody was listening
-                self._told.add(conversation, shown)
-
         answer = {"context": context, "count": len(shown), "partial": found.partial, "ms": round(took_ms, 1)}
-        return answer, told
+        if not session_id or took_ms > deadline_ms:  # later than that nobody was listening
+            return answer, _nothing
+        # Before it is sent: the next request of this conversation may come as soon as it was.
+        self._told.add(conversation, shown)
+        return answer, lambda: self._told.remove(conversation, shown)
 
     def status(self) -> dict[str, Any]:
         with self._lock:
@@ -244,6 +247,12 @@ class _Told:
                 known.popitem(last=False)
             while len(self._by_conversation) > MAX_SESSIONS:
                 self._by_conversation.popitem(last=False)
+
+    def remove(self, conversation: Any, ids: Sequence[str]) -> None:
+        with self._lock:
+            known = self._by_conversation.get(conversation, OrderedDict())
+            for id_ in ids:
+                known.pop(id_, None)
 
 
 def _quoted(memories: Sequence[Memory], max_chars: int) -> tuple[str, list[str]]:

@@ -143,6 +143,11 @@ def test_a_memory_that_found_no_room_may_still_be_told_later(client, config):
 
 def test_only_what_was_told_in_time_counts_as_told():
     told = agent._Told()
+    told.add("c", ["m1", "m2"])
+    told.remove("c", ["m1"])  # it could not be sent
+    told.remove("nobody", ["m1"])
+    assert told.ids("c") == {"m2"}
+    told = agent._Told()
     for number in range(agent.MAX_SESSIONS + 10):
         told.add(number, [f"m{n}" for n in range(agent.MAX_TOLD + 5)])
     assert len(told) == agent.MAX_SESSIONS and told.ids(0) == frozenset()

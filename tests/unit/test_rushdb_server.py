@@ -208,7 +208,8 @@ def test_a_hanging_request_ends_when_it_is_released_and_wrote_nothing(server: Ru
     until(lambda: server.faults_taken() == {"hang": 1})
     assert thread.is_alive()
     server.release()
-    thread.join(10)
+    thread.join(30)
+    assert not thread.is_alive()
     assert isinstance(ended[0], ConnectionResetError)
     assert server.records("EPISODE") == []
 
