@@ -11,7 +11,7 @@ STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
 PYTEST_JOBS ?= 3 # tests wait for disks and processes more than they compute
 
-.PHONY: setup demo up check test test-all test-faults soak test-live bench docs release clean
+.PHONY: setup demo up check test test-all test-faults soak test-live bench docs lock release clean
 
 setup: $(STAMP)
 
@@ -57,6 +57,15 @@ bench: setup
 
 docs: setup
 	$(BIN)/python -m ops.settings_table --write README.md
+
+# Needs `uv`. Names, versions and hashes only; ops/requirements.lock is for the image.
+lock:
+	uv pip compile -q --universal --generate-hashes --no-emit-index-url --no-header --no-annotate --python-version 3.11 \
+		--extra worker --extra embedded --extra flower --extra dev pyproject.toml -o requirements.lock
+	sed -n 's/^\([A-Za-z0-9._-]*==[^ ;]*\).*/\1/p' requirements.lock > .lock-constraints
+	uv pip compile -q --universal --generate-hashes --no-emit-index-url --no-header --no-annotate --python-version 3.11 \
+		--extra worker --extra flower -c .lock-constraints pyproject.toml -o ops/requirements.lock
+	rm .lock-constraints
 
 release: setup check test-all
 	rm -rf dist

@@ -24,8 +24,8 @@ EXTRAS = PROJECT["optional-dependencies"]
 BESIDE_US = {"tenacity": "9.1.4", "pydantic": "2.13.4", "httpx": "0.28.1", "urllib3": "2.7.0"}  # Hermes 0.19.0
 
 
-def locked() -> dict[str, str]:
-    text = (ROOT / "requirements.lock").read_text("ascii")
+def locked(path: str = "requirements.lock") -> dict[str, str]:
+    text = (ROOT / path).read_text("ascii")
     pins = re.findall(r"^([A-Za-z0-9._-]+)==(\S+) (?:; .*)?\\$", text, re.MULTILINE)
     return {canonicalize_name(name): version for name, version in pins}
 
@@ -72,6 +72,13 @@ def test_the_lock_file_holds_an_admitted_version_of_everything_and_no_place():
     text = (ROOT / "requirements.lock").read_text("ascii")
     assert "://" not in text and "--index" not in text and "--find-links" not in text
     assert text.count("--hash=sha256:") >= len(pins)
+
+
+def test_the_image_installs_what_was_tested_and_no_tool_of_ours():
+    pins, image = locked(), locked("ops/requirements.lock")
+    assert {"celery", "rushdb", "flower", "typer"} <= set(image)
+    assert image.items() <= pins.items()
+    assert not {"pytest", "hypothesis", "ruff", "mypy"} & set(image)
 
 
 def test_the_python_that_runs_this_is_one_we_say_we_support():
