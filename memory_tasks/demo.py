@@ -18,7 +18,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from memory_tasks import supervisor
+from memory_tasks import supervisor, waits
 from producer import config, errors, outcomes, scope, store
 from producer.memory import AgentMemory
 from producer.store import port
@@ -168,11 +168,12 @@ def _drive(
 
 def _wait(done: Callable[[], bool], deadline_s: float, boss: supervisor.Supervisor) -> bool:
     """Until `done` or the deadline, and which; what did not happen by then shows in the result."""
-    deadline = time.monotonic() + deadline_s
-    while not (is_done := done()) and time.monotonic() < deadline:
+
+    def watched() -> bool:
         boss.watch()
-        time.sleep(0.02)
-    return is_done
+        return done()
+
+    return waits.until(watched, deadline_s=deadline_s, most_s=0.02)
 
 
 def _find(backend: port.Store, ids: Sequence[tuple[str, str]]) -> list[str]:

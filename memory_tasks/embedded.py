@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import fcntl
 import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import redis
 
-from memory_tasks import processes
+from memory_tasks import processes, waits
 from producer import errors
 
 __all__ = ["EmbeddedRedis", "binary", "socket_of"]
@@ -87,29 +86,35 @@ class EmbeddedRedis:
 
     def _take(self, lock: int) -> None:
         """Take the directory; one that a killed `up` left is still ending for a moment."""
-        deadline = time.monotonic() + _LOCK_DEADLINE_S
-        while True:
+
+        def taken() -> bool:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
             except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise errors.SettingsRefused(
-                        "MEMORY_STATE_DIR", f"another embedded server holds {self.directory}: stop it first"
-                    ) from None
-                time.sleep(0.05)
+                return False
+            return True
+
+        if not waits.until(taken, deadline_s=_LOCK_DEADLINE_S):
+            raise errors.SettingsRefused(
+                "MEMORY_STATE_DIR", f"another embedded server holds {self.directory}: stop it first"
+            )
 
     def _wait(self) -> None:
         assert self.child is not None
-        deadline = time.monotonic() + _START_DEADLINE_S
-        while time.monotonic() < deadline and self.child.running():
-            client = redis.Redis(unix_socket_path=str(self.socket), socket_timeout=1, socket_connect_timeout=1)
-            try:
-                if client.ping():
-                    return
-            except redis.RedisError:
-                time.sleep(0.02)
-            finally:
-                client.close()
+        child = self.child
+        if (
+            waits.until(lambda: self._answers() or not child.running(), deadline_s=_START_DEADLINE_S)
+            and child.running()
+        ):
+            return
         self.child.stop(2)
         raise errors.SettingsRefused("MEMORY_BROKER_URL", f"the embedded server did not start; its log is {self.log}")
+
+    def _answers(self) -> bool:
+        client = redis.Redis(unix_socket_path=str(self.socket), socket_timeout=1, socket_connect_timeout=1)
+        try:
+            return bool(client.ping())
+        except redis.RedisError:
+            return False
+        finally:
+            client.close()
