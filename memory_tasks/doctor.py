@@ -168,7 +168,7 @@ def _broker(tree: settings.Settings) -> Iterator[Check]:
 
 def _redis(tree: settings.Settings) -> Iterator[Check]:
     try:
-        client = status.redis_client(tree.producer.redis_url)
+        client = status.open_redis(tree.producer.redis_url)
     except (errors.IngestError, ValueError) as problem:
         found = str(problem) if isinstance(problem, errors.IngestError) else "the URL is not usable"
         yield Check(name="redis", level="fail", found=found, todo="set MEMORY_REDIS_URL")

@@ -199,7 +199,7 @@ def _row_of_letter(one: dead_letters.DeadLetter) -> dict[str, Any]:
 def _listed(settings: Settings, limit: int) -> tuple[list[dead_letters.DeadLetter], str]:
     """What Redis lists, and why it could not be asked."""
     try:
-        client = status_module.redis_client(settings.producer.redis_url)
+        client = status_module.open_redis(settings.producer.redis_url)
     except (errors.IngestError, ValueError) as problem:
         return [], type(problem).__name__
     try:
@@ -214,7 +214,7 @@ def _take_off_listing(settings: Settings, chosen: Sequence[DeadLine]) -> None:
     if not chosen:
         return
     try:
-        client = status_module.redis_client(settings.producer.redis_url)
+        client = status_module.open_redis(settings.producer.redis_url)
     except (errors.IngestError, ValueError):
         return
     try:

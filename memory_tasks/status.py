@@ -19,12 +19,12 @@ from rich.table import Table
 
 from memory_tasks import agent, counts, dead_letters, troubles
 from memory_tasks.settings import Settings
-from producer import broker, errors, message
 from producer import counts as turn_counts
+from producer import errors, message, redis_client
 from producer.journal import Journal
 from producer.recall.engine import Recalled
 
-__all__ = ["gather", "has_module", "log_to_stderr", "recalled_as_dict", "redis_client", "show", "without_secrets"]
+__all__ = ["gather", "has_module", "log_to_stderr", "open_redis", "recalled_as_dict", "show", "without_secrets"]
 
 _UNDERSCORE = re.compile(r"_([a-z])")
 _REDIS_TIMEOUT_S = 2.0
@@ -75,10 +75,10 @@ def recalled_as_dict(found: Recalled) -> dict[str, Any]:
     }
 
 
-def redis_client(url: str) -> redis.Redis:
+def open_redis(url: str) -> redis.Redis:
     """A client that answers soon or not at all. Raises `errors.IngestError` or `ValueError` for a URL it cannot use."""
     return redis.Redis.from_url(
-        broker.redis_url_of(url), socket_timeout=_REDIS_TIMEOUT_S, socket_connect_timeout=_REDIS_TIMEOUT_S
+        redis_client.redis_url_of(url), socket_timeout=_REDIS_TIMEOUT_S, socket_connect_timeout=_REDIS_TIMEOUT_S
     )
 
 
@@ -126,7 +126,7 @@ def _journal(settings: Settings) -> dict[str, Any]:
 def _redis(settings: Settings) -> dict[str, Any]:
     producer = settings.producer
     try:
-        client = redis_client(producer.redis_url)
+        client = open_redis(producer.redis_url)
     except (errors.IngestError, ValueError) as problem:
         return {"unreachable": f"the URL is not usable ({type(problem).__name__})"}
     try:

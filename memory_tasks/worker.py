@@ -19,7 +19,7 @@ from memory_tasks import (
     tenants,
     verdicts,
 )
-from producer import broker, store
+from producer import redis_client, store
 from producer.recall import recent
 
 __all__ = ["Worker"]
@@ -71,7 +71,9 @@ class Worker:
 
     def _make(self) -> ingest.Ingest:
         given = self._given
-        self._redis = recent.connect(broker.redis_url_of(given.producer.redis_url), timeout_s=given.redis_timeout_s)
+        self._redis = recent.connect(
+            redis_client.redis_url_of(given.producer.redis_url), timeout_s=given.redis_timeout_s
+        )
         plan = parts.Plan.of(
             given.producer,
             self._tenants.stores(),

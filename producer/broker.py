@@ -1,4 +1,4 @@
-"""The broker seen from a host: publish messages with kombu, take receipts with redis. Imported by name, loaded lazily.
+"""The broker seen from a host: messages published with kombu, which is loaded lazily.
 
 Form on the wire: Celery's message protocol 2, made here so that a host needs no Celery (contract-tested against it).
 
@@ -25,16 +25,15 @@ from __future__ import annotations
 
 import os
 import socket
-import urllib.parse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from producer import errors, message, receipt
+from producer import errors, message
 
 if TYPE_CHECKING:
     from producer.dispatcher import Publication
 
-__all__ = ["KombuPublisher", "RedisReceipts", "queues", "redis_url_of"]
+__all__ = ["KombuPublisher", "queues"]
 
 _BATCH = 100
 
@@ -48,18 +47,6 @@ def queues(broker_url: str) -> list[Any]:
         kombu.Queue(name, kombu.Exchange(name, type="direct"), routing_key=name, queue_arguments=arguments)
         for name in (message.QUEUE, message.BACKLOG_QUEUE)
     ]
-
-
-def redis_url_of(url: str) -> str:
-    """The form redis-py takes of a Redis URL in Celery's form. Raises `errors.SettingsRefused` for anything else."""
-    scheme, _, rest = url.partition("://")
-    if scheme == "redis+socket":
-        return f"unix://{rest}"
-    if scheme in ("redis", "rediss", "unix"):
-        return url
-    if scheme == "sentinel":
-        raise errors.Unsupported("receipts through Redis Sentinel: name the Redis itself in MEMORY_REDIS_URL")
-    raise errors.SettingsRefused("MEMORY_REDIS_URL", "unknown form; use redis://, rediss:// or unix://")
 
 
 class KombuPublisher:
@@ -175,83 +162,3 @@ class KombuPublisher:
         """Close the connection."""
         self._leave_parents_connection()
         self._drop()
-
-
-class RedisReceipts:
-    """Take receipts off `memory:receipts:<journalId>`, and ask how long the queues are. For one thread at a time.
-
-    Workers push at the right end, this pops at the left (LPOP with a count: Redis 6.2 or later, any Valkey). A receipt
-    that was popped and not journaled is lost, which costs an idempotent redelivery.
-    """
-
-    def __init__(
-        self,
-        redis_url: str,
-        *,
-        broker_url: str | None = None,
-        connect_timeout_s: float = 1.0,
-        socket_timeout_s: float = 1.5,
-    ) -> None:
-        """`broker_url`: where the queues are, when not in this Redis; a RabbitMQ is asked through kombu."""
-        self._url = redis_url_of(redis_url)
-        self._broker_url = broker_url or redis_url
-        self._connect_timeout_s = connect_timeout_s
-        self._socket_timeout_s = socket_timeout_s
-        self._clients: dict[str, Any] = {}
-        self._pid = os.getpid()
-
-    def pop(self, journal_id: str, max_entries: int) -> list[bytes]:
-        """The oldest signed receipts, taken off the list. Raises `errors.RedisUnavailable`."""
-        return self._ask(self._url, lambda client: client.lpop(receipt.list_name(journal_id), max_entries)) or []
-
-    def queue_length(self) -> int:
-        """Messages waiting in both queues; those a worker has taken are not among them.
-
-        Raises `errors.RedisUnavailable` or `errors.BrokerUnavailable`.
-        """
-        if self._broker_url.startswith("amqp"):
-            return self._amqp_queue_length()
-        url = redis_url_of(self._broker_url)
-        return sum(self._ask(url, lambda client: [client.llen(n) for n in (message.QUEUE, message.BACKLOG_QUEUE)]))
-
-    def _ask(self, url: str, what: Any) -> Any:
-        import redis  # nothing of it may be loaded on the hook path
-
-        try:
-            return what(self._client(url))
-        except (redis.RedisError, OSError) as problem:
-            raise errors.RedisUnavailable(f"Redis did not answer ({type(problem).__name__})") from None
-
-    def _client(self, url: str) -> Any:
-        import redis
-        from redis.backoff import NoBackoff
-        from redis.retry import Retry
-
-        if self._pid != os.getpid():
-            self._pid = os.getpid()
-            self._clients = {}  # the sockets are the parent's
-        if url not in self._clients:
-            options: dict[str, Any] = {"socket_timeout": self._socket_timeout_s, "retry": Retry(NoBackoff(), 0)}
-            if urllib.parse.urlsplit(url).scheme != "unix":
-                options["socket_connect_timeout"] = self._connect_timeout_s
-            self._clients[url] = redis.Redis.from_url(url, **options)
-        return self._clients[url]
-
-    def _amqp_queue_length(self) -> int:
-        import kombu
-
-        try:
-            with kombu.Connection(self._broker_url, connect_timeout=self._connect_timeout_s) as connection:
-                channel = connection.channel()
-                return sum(
-                    queue(channel).queue_declare(passive=True).message_count for queue in queues(self._broker_url)
-                )
-        except Exception as problem:  # noqa: BLE001
-            raise errors.BrokerUnavailable(f"the broker did not answer ({type(problem).__name__})") from None
-
-    def close(self) -> None:
-        """Close the connections."""
-        clients, self._clients = self._clients, {}
-        if self._pid == os.getpid():
-            for client in clients.values():
-                client.close()

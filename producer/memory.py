@@ -375,12 +375,16 @@ class AgentMemory:
             return None
 
     def _made_dispatcher(self, journal: Journal) -> Dispatcher:
-        from producer import broker, dispatcher  # lazy: a host that only recalls, or never captures, pays nothing
+        from producer import (  # lazy: a host that only recalls, or never captures, pays nothing
+            broker,
+            dispatcher,
+            receipt_source,
+        )
 
         return dispatcher.Dispatcher(
             journal,
             _LazyPublisher(lambda: broker.KombuPublisher(self.config.broker_url)),
-            broker.RedisReceipts(self.config.redis_url, broker_url=self.config.broker_url),
+            receipt_source.RedisReceipts(self.config.redis_url, broker_url=self.config.broker_url),
             key=self.config.key,
             in_flight_events=self.config.in_flight_events,
             in_flight_bytes=self.config.in_flight_bytes,

@@ -70,14 +70,14 @@ def connect(url: str, *, timeout_s: float) -> Any:
     from redis.backoff import NoBackoff
     from redis.retry import Retry
 
-    from producer import broker
+    from producer import redis_client
 
     options: dict[str, Any] = {
         "socket_timeout": timeout_s,
         "retry": Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
         "max_connections": 32,
     }
-    form = broker.redis_url_of(url)
+    form = redis_client.redis_url_of(url)
     if not form.startswith("unix://"):
         options["socket_connect_timeout"] = timeout_s
     return redis.Redis.from_url(form, **options)

@@ -17,8 +17,10 @@ import pytest
 import redis as redis_client
 
 from producer import errors, message, receipt
-from producer.broker import KombuPublisher, RedisReceipts, queues, redis_url_of
+from producer.broker import KombuPublisher, queues
 from producer.dispatcher import Publication
+from producer.receipt_source import RedisReceipts
+from producer.redis_client import redis_url_of
 from tests.contract.foreign_worker import SEEN
 from tests.redis_server import RedisServer, redis_server
 

@@ -13,11 +13,12 @@ import pytest
 import redis as redis_client
 
 from producer import message, receipt
-from producer.broker import KombuPublisher, RedisReceipts
+from producer.broker import KombuPublisher
 from producer.dispatcher import Dispatcher
 from producer.journal import Journal
 from producer.journal import line as lines
 from producer.receipt import Receipt, State
+from producer.receipt_source import RedisReceipts
 from tests.redis_server import RedisServer, redis_server
 from tests.unit.journal.support import event
 
