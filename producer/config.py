@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import secrets
 import urllib.parse
 from collections.abc import Mapping
@@ -133,8 +134,12 @@ def is_local_url(url: str) -> bool:
     scheme, _, rest = url.partition("://")
     if scheme in ("sqlite", "redis+socket", "unix", "memory"):
         return True
-    hosts = [urllib.parse.urlsplit(f"//{part.rpartition('@')[2]}").hostname for part in rest.split("/")[0].split(",")]
-    hosts += [urllib.parse.urlsplit(part).hostname for part in url.split(";")[1:]]
+    place = re.split(r"[/?#\\]", rest, maxsplit=1)[0]  # what comes after it names no host, whatever it looks like
+    try:
+        hosts = [urllib.parse.urlsplit(f"//{part.rpartition('@')[2]}").hostname for part in place.split(",")]
+        hosts += [urllib.parse.urlsplit(part).hostname for part in url.split(";")[1:]]
+    except ValueError:  # brackets that are no IPv6 address
+        return False
     return all(host in ("localhost", "127.0.0.1", "::1") for host in hosts)
 
 
