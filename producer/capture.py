@@ -41,6 +41,11 @@ MAX_TURN_INDEX = 2**53 - 1
 _GIANT = 1 << 16  # characters looked at; a text is cut there first, so that a giant one costs bounded time,
 _SEAM = 1 << 13  # at a space no further back than this, or that far: a cut within a word could split a secret
 
+_TOOL_ROLES = frozenset({"tool", "function", "toolResult"})
+_TOOL_RESULTS = frozenset({"tool_result", "toolResult", "function_call_output"})
+_TOOL_CALLS = frozenset({"tool_use", "toolCall", "tool_call", "function_call"})
+_BROKEN_OFF = frozenset({"error", "aborted", "cancelled", "canceled", "interrupted"})
+
 _CHOICES = {
     "runtime": scopes.RUNTIMES,
     "conversationKind": ("direct", "local", "shared"),
@@ -80,16 +85,23 @@ def safe_text(text: str | bytes, *, max_units: int = MAX_UNITS) -> tuple[str, di
 
 
 def latest_pair(messages: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
-    """The last user text and the final assistant text after it; None when the last turn has no answer yet.
+    """The last user text and the final assistant text after it; None when the last turn is not completed: it has no
+    answer, ends in a tool call or a tool's result, or in an answer that its host calls failed or broken off.
 
     Messages are `role` and `content` (text, or blocks of which those with `type: text` count). System and developer
     messages, tool calls and tool results are passed over.
     """
     answer = ""
     for message in reversed(messages):
-        role, text = message.get("role"), _text_of(message.get("content"))
-        if role == "assistant" and text and not answer:
-            answer = text
+        role, content = str(message.get("role")), message.get("content")
+        text = _text_of(content)
+        if role == "assistant":
+            if not answer and (_calls_tools(message) or _was_broken_off(message)):
+                return None
+            answer = answer or text
+        elif role in _TOOL_ROLES or _has_block(content, _TOOL_RESULTS):
+            if not answer:
+                return None
         elif role == "user" and text:
             return (text, answer) if answer else None
     return None
@@ -366,6 +378,20 @@ def _text_of(content: Any) -> str:
         ]
         return "\n".join(texts).strip(identity.JS_SPACE)
     return ""
+
+
+def _has_block(content: Any, types: frozenset[str]) -> bool:
+    return isinstance(content, (list, tuple)) and any(
+        isinstance(block, Mapping) and str(block.get("type")) in types for block in content
+    )
+
+
+def _calls_tools(message: Mapping[str, Any]) -> bool:
+    return bool(message.get("tool_calls")) or _has_block(message.get("content"), _TOOL_CALLS)
+
+
+def _was_broken_off(message: Mapping[str, Any]) -> bool:
+    return any(str(message.get(name)) in _BROKEN_OFF for name in ("stopReason", "stop_reason", "finish_reason"))
 
 
 def _add(counts: dict[str, int], found: Mapping[str, int]) -> None:

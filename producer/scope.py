@@ -12,7 +12,7 @@ refused with one of `REASONS`, which are stable, counted and shown by status.
     control_character     a part holds one: it could pass for the separator of parts
     too_long              a part has more than `MAX_PART_UNITS` UTF-16 units
     secret_in_scope       agent or profile, which are stored as they are, hold a secret or a local path
-    session_ambiguous     the session id names no one conversation ("unknown", "global", a nested machine session)
+    session_ambiguous     the session id names no one conversation ("unknown", "global", a voice or slash session)
     participant_ambiguous the participant is a placeholder that several people share
     participant_bot       the other side is a program
     group_talk            a group, channel or thread: other people's words
@@ -103,9 +103,17 @@ _NO_PARTICIPANT = frozenset(
         "all",
         "system",
         "webchat",
+        "nobody",
+        "visitor",
+        "public",
+        "shared",
+        "n/a",
+        "*",
+        "-",
     }
 )
 _PROGRAMS = ("bot:", "system:", "service:", "app:")
+_PROGRAM_END = "[bot]"  # as code hosts name the accounts of programs
 _MACHINE_PLATFORMS = {
     "cron": "cron",
     "hook": "hook",
@@ -114,7 +122,8 @@ _MACHINE_PLATFORMS = {
     "batch": "automation",
     "heartbeat": "automation",
 }
-# Segments of a structured session key (`agent:<id>:…`) after the agent's id, and what each says.
+# Segments of a structured session key and what each says: after the agent's id in `agent:<id>:…`, and of a key without
+# that prefix all but `thread`, which is what some hosts call a conversation between two.
 _SEGMENTS = {
     "group": "group_talk",
     "channel": "group_talk",
@@ -271,28 +280,29 @@ def clean_session_id(session_id: str | None) -> str:
     """The id as events carry it: trimmed, lone surrogates as U+FFFD. Raises `errors.ScopeRefused` when it is blank, or
     names no conversation of one person."""
     text = _checked("session_id", session_id, missing="session_missing")
-    segments = text.casefold().split(":")
-    if text.casefold() in _NO_SESSION or not segments[-1].strip(identity.JS_SPACE):
+    segments = [segment.strip(identity.JS_SPACE) for segment in text.casefold().split(":")]
+    if text.casefold() in _NO_SESSION or not segments[-1]:
         raise errors.ScopeRefused("session_ambiguous")
     if segments[0] == "agent":
         if len(segments) < 3:
             raise errors.ScopeRefused("session_ambiguous")
-        for segment in segments[2:]:
-            if segment.startswith("incognito-"):
-                raise errors.ScopeRefused("incognito")
-            if segment.startswith("dreaming-"):
-                raise errors.ScopeRefused("automation")
-            if segment in _SEGMENTS:
-                raise errors.ScopeRefused(_SEGMENTS[segment])
-    elif "incognito" in segments:
-        raise errors.ScopeRefused("incognito")
+        told = segments[2:]
+    else:
+        told = [segment for segment in segments if segment != "thread"] if len(segments) > 1 else []
+    for segment in told:
+        if segment.startswith("incognito-"):
+            raise errors.ScopeRefused("incognito")
+        if segment.startswith("dreaming-"):
+            raise errors.ScopeRefused("automation")
+        if segment in _SEGMENTS:
+            raise errors.ScopeRefused(_SEGMENTS[segment])
     return identity.well_formed(text)
 
 
 def _participant(context: HostContext, platform: str) -> str:
     user = _checked("user", context.user, missing="participant_missing")
     folded = user.casefold()
-    if context.bot is not False or folded == "bot" or folded.startswith(_PROGRAMS):
+    if context.bot is not False or folded == "bot" or folded.startswith(_PROGRAMS) or folded.endswith(_PROGRAM_END):
         raise errors.ScopeRefused("participant_bot")
     if folded in _NO_PARTICIPANT or folded == platform:
         raise errors.ScopeRefused("participant_ambiguous")
