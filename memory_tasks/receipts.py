@@ -1,6 +1,7 @@
 """Sending receipts: signed entries in one bounded Redis list per journal, with what is counted and listed beside them.
 
-One transaction per message: receipts, counts and dead letters are all there or none. A receipt that is lost (Redis
+One transaction per message: receipts, counts and dead letters are all there or none; what its answers tell (who was
+first, how many attempts a line took, what is over a bound) follows at once. A receipt that is lost (Redis
 forgot it, or the list was full) costs an idempotent redelivery and nothing else, so the list is bounded and expires.
 
 Redis keys of the whole service, beside Celery's own:
@@ -8,6 +9,7 @@ Redis keys of the whole service, beside Celery's own:
     memory:receipts:<journalId>                     expires `MEMORY_RECEIPTS_TTL_S` after the last receipt
     memory:recent:<tenant>:<scopeKey>               expires; see producer.recall.recent
     memory:counts:<tenant>, memory:refused          without a time to live; see memory_tasks.counts
+    memory:stored:<tenant>                          expires; see memory_tasks.firsts
     memory:dead:<tenant>, memory:dead:<tenant>:at   without a time to live; see memory_tasks.dead_letters
     memory:trouble:<tenant> and two beside it       expire; see memory_tasks.troubles
     memory:workers                                  expires; see memory_tasks.lease
@@ -18,10 +20,10 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from memory_tasks import counts, dead_letters, redis_errors, troubles, verdicts
+from memory_tasks import counts, dead_letters, firsts, redis_errors, troubles, verdicts
 from producer import errors, message, receipt
 
 __all__ = ["KEYS_WITHOUT_TTL", "Receipts"]
@@ -71,12 +73,14 @@ class Receipts:
         if any(one.state is receipt.State.STORED for one in receipts):
             counted = {**counted, counts.LAST_STORED: now_ms}
         with redis_errors.translated(), self._client.pipeline(transaction=True) as pipeline:
+            if answer.stored:
+                firsts.add(pipeline, tenant, answer.stored, at_ms=now_ms)
             for journal_id, texts in entries.items():
                 name = receipt.list_name(journal_id)
                 pipeline.rpush(name, *texts)
                 pipeline.ltrim(name, -receipt.MAX_LISTED, -1)
                 pipeline.expire(name, self._ttl_s)
-            counts.add(pipeline, counts.key_name(tenant), counted)
+            counts.add(pipeline, counts.key_name(tenant), counted, at_ms=now_ms)
             dead_letters.add(pipeline, tenant, (one for one in dead if one.line_hash not in answer.known_dead))
             dead_letters.add_known(pipeline, tenant, (one for one in dead if one.line_hash in answer.known_dead))
             dead_letters.discard(pipeline, tenant, well)
@@ -85,13 +89,42 @@ class Receipts:
                 troubles.ask(pipeline, tenant, ended)
             answers = pipeline.execute()
         with contextlib.suppress(errors.RedisUnavailable):  # receipts are sent; the rest is for people to look at
+            if answer.stored and answers[0] < len(answer.stored):
+                self._recount(tenant, stored=answers[0] - len(answer.stored), at_ms=now_ms)
             if ended:
+                self._count_untold(tenant, answer, ended, answers[-1], at_ms=now_ms)
                 failed = [one.line_hash for one in answer.troubles]
                 troubles.end(self._client, tenant, ended, answers[-1], failed=failed, at_ms=now_ms)
             if dead:
                 dead_letters.trim(self._client, tenant, keep=self._dead_letters_kept)
             if answer.troubles:
                 troubles.trim(self._client, tenant)
+
+    def _count_untold(
+        self,
+        tenant: str,
+        answer: verdicts.Answer,
+        ended: Sequence[receipt.Receipt],
+        known: Sequence[Any],
+        *,
+        at_ms: int,
+    ) -> None:
+        """Of lines that were found settled and had failed before, an earlier delivery may have written them: it could
+        not tell. Those that were never counted as stored are no duplicates."""
+        failed = {one.line_hash for one, trouble in zip(ended, known, strict=True) if trouble is not None}
+        untold = [id_ for line_hash, id_ in answer.found.items() if line_hash in failed]
+        if untold:
+            with redis_errors.translated(), self._client.pipeline(transaction=True) as pipeline:
+                firsts.add(pipeline, tenant, untold, at_ms=at_ms)
+                added = pipeline.execute()[0]
+            self._recount(tenant, stored=added, at_ms=at_ms)
+
+    def _recount(self, tenant: str, *, stored: int, at_ms: int) -> None:
+        """So many more are stored, and so many fewer duplicates; or the other way round."""
+        with redis_errors.translated(), self._client.pipeline(transaction=True) as pipeline:
+            changes = {counts.STORED: stored, counts.DUPLICATES: -stored}
+            counts.add(pipeline, counts.key_name(tenant), changes, at_ms=at_ms)
+            pipeline.execute()
 
     def refused(self, reason: str) -> None:
         """Count a message that no tenant answers for."""

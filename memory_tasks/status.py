@@ -21,7 +21,7 @@ from memory_tasks import agent, counts, dead_letters, troubles
 from memory_tasks.settings import Settings
 from producer import counts as turn_counts
 from producer import errors, message, redis_client
-from producer.journal import Journal
+from producer.journal import Journal, segments
 from producer.recall.engine import Recalled
 
 __all__ = ["gather", "has_module", "log_to_stderr", "open_redis", "recalled_as_dict", "show", "without_secrets"]
@@ -131,9 +131,10 @@ def _redis(settings: Settings) -> dict[str, Any]:
         return {"unreachable": f"the URL is not usable ({type(problem).__name__})"}
     try:
         counted = counts.read(client, producer.tenant)
-        last = counted.pop(counts.LAST_STORED, None)
+        last, since = counted.pop(counts.LAST_STORED, None), counted.pop(counts.SINCE, None)
         report: dict[str, Any] = {
             "counts": counted,
+            "countsSince": None if since is None else segments.iso_of_ms(since),
             "refusedMessages": counts.read_refused(client),
             "lastStoredAgoS": None if last is None else round(max(time.time() - last / 1000, 0), 1),
             "deadLetters": dead_letters.total(client, producer.tenant),

@@ -23,10 +23,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from memory_tasks import incoming, results
+from memory_tasks import counts, incoming, results
 from producer import errors, message
 from producer.convergence import delivery
 from producer.receipt import Receipt, State
@@ -87,6 +87,8 @@ class Answer:
     counted: Mapping[str, int]
     troubles: Sequence[Trouble] = ()
     known_dead: frozenset[str] = frozenset()  # lines that were dead before, as receipts say again
+    stored: Sequence[str] = ()  # ids that are counted as stored, by their first delivery as far as it can know
+    found: Mapping[str, str] = field(default_factory=dict)  # line hash -> id, counted as duplicates: settled already
 
 
 def backoff_s(policy: Policy, tries: int, chance: Callable[[], float]) -> float:
@@ -120,6 +122,8 @@ class Verdicts:
         self._counted: Counter[str] = Counter()
         self._troubles: list[Trouble] = []
         self._known_dead: set[str] = set()
+        self._stored: list[str] = []
+        self._found: dict[str, str] = {}
 
     def answer(self) -> Answer:
         again = self._retry
@@ -140,6 +144,8 @@ class Verdicts:
             counted=counted,
             troubles=tuple(self._troubles),
             known_dead=frozenset(self._known_dead),
+            stored=tuple(self._stored),
+            found=dict(self._found),
         )
 
     def add(self, handled: results.Handled) -> None:
@@ -153,7 +159,7 @@ class Verdicts:
                 self._refuse(entry)
             case delivery.Settled():
                 self._counted["cache_errors"] += result.cache_errors
-                self._count(result)
+                self._count(entry, result)
                 self._end(entry, result.state, result.reason, unsure=self._is_unsure(entry) or result.unsure)
             case delivery.Failed():
                 self._counted["cache_errors"] += result.cache_errors
@@ -299,11 +305,18 @@ class Verdicts:
             deaths=entry.item.deaths if deaths is None else deaths,
         )
 
-    def _count(self, settled: delivery.Settled) -> None:
+    def _count(self, entry: incoming.Entry, settled: delivery.Settled) -> None:
         if self._asked.is_look:  # counted when it was made first
             return
         if settled.state is State.STORED:
-            self._counted["duplicates" if settled.duplicate else "stored"] += 1
+            # What an earlier delivery of this very line wrote, and did not live to tell, is no duplicate.
+            is_first = not settled.duplicate or self._is_unsure(entry) or self._asked.tries > 0
+            if is_first:
+                self._counted[counts.STORED] += 1
+                self._stored.append(entry.id)
+            else:
+                self._counted[counts.DUPLICATES] += 1
+                self._found[entry.line_hash] = entry.id
         self._counted["conflicts"] += settled.conflict
 
 

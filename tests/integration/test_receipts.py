@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 import redis as redis_py
 
-from memory_tasks import counts, dead_letters, receipts, troubles, verdicts
+from memory_tasks import counts, dead_letters, firsts, receipts, troubles, verdicts
 from producer import errors, message, receipt
 from producer.receipt import Receipt, State
 from tests.redis_server import RedisServer, redis_server
@@ -81,12 +82,112 @@ def test_counts_add_up_per_tenant_and_tell_when_something_was_stored_last(client
     send(made, [(JOURNAL, one(1))], tenant="a", counted={"stored": 1, "cache_errors": 0})
     send(made, [(JOURNAL, one(2))], tenant="a", counted={"stored": 2})
     send(made, [], tenant="b", counted={"retried": 1})
-    assert counts.read(client, "a") == {"stored": 3, counts.LAST_STORED: 1_800_000_000_000}
-    assert counts.read(client, "b") == {"retried": 1}
+    now_ms = 1_800_000_000_000
+    assert counts.read(client, "a") == {"stored": 3, counts.LAST_STORED: now_ms, counts.SINCE: now_ms}
+    assert counts.read(client, "b") == {"retried": 1, counts.SINCE: now_ms}
     assert counts.read(client, "c") == {}
     made.refused("unsigned")
     made.refused("unsigned")
     assert counts.read_refused(client) == {"unsigned": 2}
+
+
+def test_counts_say_since_when_they_count_and_begin_anew_after_a_wipe(client):
+    now = [1_800_000_000.0]
+    made = sender(client, wall_s=lambda: now[0])
+    send(made, [], counted={"retried": 1})
+    now[0] += 60
+    send(made, [], counted={"retried": 1})
+    assert counts.read(client, "local")[counts.SINCE] == 1_800_000_000_000
+    client.flushall()
+    send(made, [], counted={"retried": 1})
+    assert counts.read(client, "local")[counts.SINCE] == 1_800_000_060_000
+
+
+def stored_as_first(number: int) -> dict[str, Any]:
+    return {"counted": {"stored": 1}, "stored": [f"{number:064x}"[::-1]]}
+
+
+def found_settled(number: int) -> dict[str, Any]:
+    return {"counted": {"duplicates": 1}, "found": {f"{number:064x}": f"{number:064x}"[::-1]}}
+
+
+def stored_and_duplicates(client: Any) -> tuple[int, int]:
+    counted = counts.read(client, "local")
+    return counted.get("stored", 0), counted.get("duplicates", 0)
+
+
+def test_of_deliveries_of_one_id_that_all_wrote_one_counts_as_stored_and_the_rest_as_duplicates(server, client):
+    """F11: they ran beside each other, so each found nothing."""
+    barrier = threading.Barrier(8)
+
+    def deliver() -> None:
+        with redis_py.Redis.from_url(server.url) as own:
+            barrier.wait()
+            for number in range(4):
+                send(sender(own), [(JOURNAL, one(number))], **stored_as_first(number))
+
+    threads = [threading.Thread(target=deliver) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert stored_and_duplicates(client) == (4, 28)
+
+
+def test_two_copies_in_one_message_count_as_one_stored_and_one_duplicate(client):
+    ids = stored_as_first(1)["stored"] * 2
+    send(sender(client), [(JOURNAL, one(1)), (JOURNAL, one(2))], counted={"stored": 2}, stored=ids)
+    assert stored_and_duplicates(client) == (1, 1)
+
+
+def test_what_a_delivery_wrote_that_then_failed_counts_as_stored_when_it_is_found(client):
+    made = sender(client)
+    send(made, [], troubles=[trouble(1, "store_unavailable")])
+    send(made, [(JOURNAL, one(1))], **found_settled(1))
+    assert stored_and_duplicates(client) == (1, 0)
+    send(made, [(JOURNAL, one(1))], **found_settled(1))
+    assert stored_and_duplicates(client) == (1, 1)
+
+
+def test_what_was_found_without_trouble_is_a_duplicate_and_leaves_the_count_to_who_wrote_it(client):
+    made = sender(client)
+    send(made, [(JOURNAL, one(1))], **found_settled(1))
+    assert stored_and_duplicates(client) == (0, 1)
+    send(made, [(JOURNAL, one(2))], **stored_as_first(1))
+    assert stored_and_duplicates(client) == (1, 1)
+
+
+def test_after_a_wipe_what_is_delivered_again_is_counted_again(client):
+    made = sender(client)
+    for _ in range(2):
+        send(made, [(JOURNAL, one(1))], **stored_as_first(1))
+        assert stored_and_duplicates(client) == (1, 0)
+        client.flushall()
+
+
+def test_what_is_known_of_stored_ids_is_bounded_and_expires(client, monkeypatch):
+    monkeypatch.setattr(firsts, "KEPT", 3)
+    now = [1_800_000_000.0]
+    made = sender(client, wall_s=lambda: now[0])
+    for number in range(5):
+        now[0] += 1
+        send(made, [(JOURNAL, one(number))], **stored_as_first(number))
+    name = firsts.key_name("local")
+    assert client.zcard(name) == 3
+    assert 0 < client.ttl(name) <= firsts.TTL_S
+    send(made, [(JOURNAL, one(4))], **stored_as_first(4))
+    assert stored_and_duplicates(client) == (5, 1)
+    send(made, [(JOURNAL, one(0))], **stored_as_first(0))
+    assert stored_and_duplicates(client) == (6, 1), "forgotten here: it counts again, as the docstring says"
+
+
+def test_a_redis_user_without_scripts_can_send_receipts(server, client):
+    client.acl_setuser("worker", enabled=True, passwords=["+p"], keys=["memory:*"], categories=["+@all", "-@scripting"])
+    url = server.url.replace("://", "://worker:p@", 1)
+    with redis_py.Redis.from_url(url) as limited:
+        for _ in range(2):
+            send(sender(limited), [(JOURNAL, one(1))], **stored_as_first(1))
+    assert stored_and_duplicates(client) == (1, 1)
 
 
 def test_dead_letters_are_listed_newest_first_and_bounded(client):
