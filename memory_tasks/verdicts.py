@@ -8,7 +8,8 @@ A delivery is *unsure* if its item says so, if the broker says redelivered, or i
     not ended, unsure    receipt deferred, reason `unsure`, for at least that long; so is a later look that did not end
     not ended, sure      one event: Celery retry, at most `MEMORY_RETRY_LIMIT` of them, then deferred; a member of a
                          chunk: deferred at once, so that it comes back singly
-    held                 deferred: the store is known to be away and nothing was sent (memory_tasks.breaker)
+    held                 deferred, reason `held` (`unsure:held` when unsure): the store is known to be away and nothing
+                         was sent (memory_tasks.breaker). No word against the line: it may come back among others
     died                 deferred, reason `unsure`, with one death more; dead (`poison`) at `MEMORY_POISON_DEATHS`
     checked              a dead line: forgotten, or dead as before. Where it could not be asked about there is no
                          receipt, since any other would take it out of the dead ones
@@ -29,14 +30,12 @@ from typing import Any
 from memory_tasks import counts, incoming, results
 from producer import errors, message
 from producer.convergence import delivery
-from producer.receipt import Receipt, State
+from producer.receipt import HELD, UNSURE, UNSURE_HELD, Receipt, State
 
-__all__ = ["LATER_LOOK", "UNSURE", "Again", "Answer", "Policy", "Trouble", "Verdicts", "backoff_s"]
+__all__ = ["LATER_LOOK", "Again", "Answer", "Policy", "Trouble", "Verdicts", "backoff_s"]
 
-UNSURE = "unsure"
 LATER_LOOK = "later_look"
 POISON = "poison"
-HELD = "store_unavailable"
 _FAULT_OF_DEPLOYMENT = (errors.StoreDenied, errors.SettingsRefused)
 _DEPLOYMENT_DELAY_S = 300.0  # a person must act first
 _FIRST_COUNTDOWN_S = 2.0
@@ -200,7 +199,7 @@ class Verdicts:
     def _held(self, entry: incoming.Entry, delay_s: float) -> None:
         self._counted["held"] += 1
         if self._asked.is_look or self._is_unsure(entry):
-            self._defer_unsure(entry, at_least_s=delay_s)
+            self._defer_unsure(entry, UNSURE_HELD, at_least_s=delay_s)
         else:
             self._defer(entry, HELD, delay_s)
 
@@ -266,8 +265,10 @@ class Verdicts:
     def _hold_of(self, problem: errors.IngestError) -> float:
         return self._hold_s if isinstance(problem, _STORE_AWAY) else 0.0
 
-    def _defer_unsure(self, entry: incoming.Entry, *, at_least_s: float = 0.0, deaths: int | None = None) -> None:
-        self._defer(entry, UNSURE, max(self._policy.store_late_s, at_least_s), deaths=deaths)
+    def _defer_unsure(
+        self, entry: incoming.Entry, reason: str = UNSURE, *, at_least_s: float = 0.0, deaths: int | None = None
+    ) -> None:
+        self._defer(entry, reason, max(self._policy.store_late_s, at_least_s), deaths=deaths)
 
     def _defer(self, entry: incoming.Entry, reason: str, delay_s: float, *, deaths: int | None = None) -> None:
         if not entry.line_hash:

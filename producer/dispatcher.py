@@ -3,7 +3,7 @@
     ┌─────────┐ fresh, one per message ┌───────────┐ receipt: stored, forgotten, dead
     │ journal │ ─────────────────────▶ │ in flight │ ─────────────────────────────────▶ terminal, compacted later
     │ (index) │ backlog, in chunks     │ (window)  │ receipt: deferred
-    └─────────┘ ─────────────────────▶ └───────────┘ ───▶ waits delayS and a growing, jittered interval ─▶ singly again
+    └─────────┘ ─────────────────────▶ └───────────┘ ───▶ waits delayS and a growing, jittered interval ─▶ again
          ▲                                   │
          └──── no receipt: see producer.window (published again as unsure)
 
@@ -15,7 +15,8 @@ Guarantees, each with a test of its name:
 - at start receipts are read first; then every line with a `sent` and no terminal receipt is published as unsure
 - a line that comes back deferred to the drainer that published it is sure again; after a failed publish it is unsure
 - lines noticed within the last ten seconds are fresh; all others go in chunks on the backlog's queue, sure and unsure
-  apart; what was deferred, or killed its process, goes singly
+  apart; what was deferred, or killed its process, goes singly. Only what was `held` goes in chunks again: the store was
+  away and nothing was sent, so no member of a chunk can have been the reason, and none can hold up the others
 - the broker being away costs one message per attempt, at growing jittered intervals
 - workers are asked about dead lines at the start and every day (see producer.checks): these are neither marked nor in
   flight, and only `forgotten` changes anything
@@ -29,6 +30,7 @@ neither kombu nor redis.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import threading
@@ -63,6 +65,7 @@ _MAINTAIN_EVERY_S = 5.0
 _MARK_AGAIN_S = 60.0
 _BACK_OFF_S, _BACK_OFF_MAX_S = 0.5, 30.0
 _DEFER_S, _DEFER_MAX_S = 5.0, 300.0
+_HELD_STEP_S = 5.0
 
 _log = logging.getLogger(__name__)
 _dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
@@ -370,11 +373,9 @@ class Dispatcher:
                 self._waiting.add(entry)
             return
         self._line(entry).unsure = True
-        left_s = 0.0
         if entry.last is not None and entry.state is State.DEFERRED:
             left_s = entry.last.delay_s - max(0.0, (self.journal.now_ms() - entry.last_ms) / 1000)
-        if left_s > 0:
-            self._waiting.put_off(entry, now_s + left_s)
+            self._wait_deferred(entry, now_s + max(0.0, left_s))
         else:
             self._waiting.add(entry)
 
@@ -394,13 +395,14 @@ class Dispatcher:
         self._receipts_at_s = now_s + _RECEIPTS_IDLE_S
         try:
             entries = self._source.pop(self.journal.journal_id, _RECEIPTS_AT_ONCE)
-        except errors.RedisUnavailable:
+        except errors.RedisUnavailable as problem:
             self._redis_failures_in_a_row += 1
             self._counts["redis_failures"] += 1
             self._redis_back_at_s = now_s + self._back_off(self._redis_failures_in_a_row)
             if self._redis_failures_in_a_row == 1:
                 _log.warning(
-                    "receipts cannot be read; lines stay in the journal until they can",
+                    "receipts cannot be read (%s); lines stay in the journal until they can",
+                    problem,
                     extra={"action": "receipts_unavailable"},
                 )
             return False
@@ -476,7 +478,14 @@ class Dispatcher:
             line.unsure = line.unsure and not was_in_flight
             line.deferrals += 1
             interval_s = self._growing(line.deferrals, _DEFER_S, _DEFER_MAX_S)
-            self._waiting.put_off(entry, now_s + max(entry.last.delay_s, interval_s))
+            self._wait_deferred(entry, now_s + max(entry.last.delay_s, interval_s))
+
+    def _wait_deferred(self, entry: Entry, until_s: float) -> None:
+        """Until then; held lines a little longer, so that many come back at the same moment and fill chunks."""
+        is_held = entry.last is not None and entry.last.is_held and not entry.deaths
+        if is_held:
+            until_s = math.ceil(until_s / _HELD_STEP_S) * _HELD_STEP_S
+        self._waiting.put_off(entry, until_s, alone=not is_held)
 
     def _growing(self, times: int, first_s: float, most_s: float) -> float:
         return min(most_s, first_s * 2.0 ** min(times - 1, 16)) * self._rng.uniform(0.5, 1.0)
@@ -526,7 +535,7 @@ class Dispatcher:
 
     def _pick_backlog(self, now_s: float, limit: int) -> list[list[Entry]]:
         lines_ = limit if limit == 1 else _BACKLOG_LINES_PER_ROUND
-        return self._chunks(self._waiting.take_backlog(self._fits_old, lines_))
+        return self._chunks(self._waiting.take_backlog(now_s, self._fits_old, lines_))
 
     def _chunks(self, picked: Sequence[Entry]) -> list[list[Entry]]:
         """Sure and unsure lines apart; what killed a process by itself."""
@@ -611,13 +620,14 @@ class Dispatcher:
         """Whether the broker took them."""
         try:
             self._publisher.publish(publications)
-        except errors.BrokerUnavailable:
+        except errors.BrokerUnavailable as problem:
             self._broker_failures_in_a_row += 1
             self._counts["broker_failures"] += 1
             self._broker_back_at_s = now_s + self._back_off(self._broker_failures_in_a_row)
             if self._broker_failures_in_a_row == 1:
                 _log.warning(
-                    "the broker is away; lines wait in the journal and are published when it is back",
+                    "the broker is away (%s); lines wait in the journal and are published when it is back",
+                    problem,
                     extra={"action": "broker_unavailable"},
                 )
             return False

@@ -10,8 +10,11 @@ A receipt names a line by `lineHash` and speaks for that line only. Not a Celery
                                                               └──▶ forgotten   ends any state
 
 Terminal: `forgotten`, `stored`, `dead`. Of two receipts for one line the one named first here holds, except that
-`deferred` with reason `unsure` reopens a line that is still in the journal. The journal adds states of its own:
+`deferred` with reason `unsure` (or `unsure:held`, below) reopens a line that is still in the journal. The journal adds states of its own:
 `replayed` (an operator voids earlier receipts) and `discarded` (an operator gave a dead line up; terminal).
+
+Reasons of `deferred` that are more than codes for people: `held` (the store is known to be away, nothing was sent: no
+word against the line), `unsure`, and `unsure:held` for both.
 
 On Redis: list `memory:receipts:<journalId>`, bounded; each entry JSON {"receipt": {...}, "keyId": …, "signature": …},
 signed with the producer's key over the canonical JSON of {"journalId": …, "receipt": {...}}.
@@ -28,7 +31,20 @@ from typing import Any
 
 from producer import errors, message
 
-__all__ = ["MAX_DELAY_S", "MAX_LISTED", "TERMINAL", "Receipt", "State", "decode", "encode", "list_name", "outranks"]
+__all__ = [
+    "HELD",
+    "MAX_DELAY_S",
+    "MAX_LISTED",
+    "TERMINAL",
+    "UNSURE",
+    "UNSURE_HELD",
+    "Receipt",
+    "State",
+    "decode",
+    "encode",
+    "list_name",
+    "outranks",
+]
 
 MAX_DELAY_S = 3600
 MAX_LISTED = 20_000  # receipts kept per journal; an older one that falls off costs an idempotent redelivery
@@ -44,6 +60,8 @@ class State(StrEnum):
 
 
 TERMINAL = frozenset({State.FORGOTTEN, State.STORED, State.DEAD, State.DISCARDED})
+UNSURE, HELD = "unsure", "held"
+UNSURE_HELD = f"{UNSURE}:{HELD}"
 _RANK = {State.FORGOTTEN: 0, State.STORED: 1, State.DEAD: 2, State.DEFERRED: 3}
 
 
@@ -55,6 +73,16 @@ class Receipt:
     reason: str = ""  # a stable code; never text of the event
     delay_s: float = 0.0  # deferred: dispatch again no sooner than this, 0 to MAX_DELAY_S, on a monotonic clock
     deaths: int = 0
+
+    @property
+    def is_unsure(self) -> bool:
+        """Deferred, and what earlier deliveries wrote may still be applied: it is delivered again whatever else holds."""
+        return self.state is State.DEFERRED and self.reason in (UNSURE, UNSURE_HELD)
+
+    @property
+    def is_held(self) -> bool:
+        """Deferred because the store was away, not for anything that became of this line."""
+        return self.state is State.DEFERRED and self.reason in (HELD, UNSURE_HELD)
 
     def body(self) -> dict[str, Any]:
         """The wire and journal form, without the id."""
@@ -87,7 +115,7 @@ def outranks(new: Receipt, old: Receipt | None) -> bool:
     """Whether `new` takes the place of `old` for the same line."""
     if old is None or new.state is State.REPLAYED or new.state is State.DISCARDED:
         return True
-    if new.state is State.DEFERRED and new.reason == "unsure":
+    if new.is_unsure:
         return True
     if old.state in (State.REPLAYED, State.DISCARDED):
         return old.state is State.REPLAYED or new.state is State.FORGOTTEN

@@ -1,8 +1,9 @@
-"""Lines that wait to be published, each in one of three queues.
+"""Lines that wait to be published, each in one of four queues.
 
     fresh     noticed within the last FRESH_S seconds; older ones join the backlog
     backlog   in the order of the journal
-    later     deferred or put off: not before their time
+    later     deferred or put off: not before their time, and each by itself
+    held      not before their time either; then they join the backlog
 
 A line waits once, whatever is said of it how often; the last word counts. Memory: about 200 bytes per line.
 """
@@ -23,7 +24,7 @@ Fits = Callable[[int, int], bool]  # so many lines, so many bytes in all: may th
 
 
 class Waiting:
-    """The three queues. An entry that moves leaves a stale item behind, known by its ticket and skipped later."""
+    """The four queues. An entry that moves leaves a stale item behind, known by its ticket and skipped later."""
 
     def __init__(self) -> None:
         self._tickets: dict[Entry, int] = {}
@@ -31,6 +32,7 @@ class Waiting:
         self._fresh: deque[tuple[float, int, Entry]] = deque()
         self._backlog: deque[tuple[int, Entry]] = deque()
         self._later: list[tuple[float, int, Entry]] = []
+        self._held: list[tuple[float, int, Entry]] = []
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -57,9 +59,9 @@ class Waiting:
         else:
             self._backlog.append(item)
 
-    def put_off(self, entry: Entry, until_s: float) -> None:
-        """It waits until then, wherever it waited before."""
-        heapq.heappush(self._later, (until_s, self._ticket(entry), entry))
+    def put_off(self, entry: Entry, until_s: float, *, alone: bool = True) -> None:
+        """It waits until then, wherever it waited before. Not `alone`: then it is backlog."""
+        heapq.heappush(self._later if alone else self._held, (until_s, self._ticket(entry), entry))
 
     def remove(self, entry: Entry) -> None:
         self._tickets.pop(entry, None)
@@ -77,8 +79,12 @@ class Waiting:
         pop = lambda: heapq.heappop(self._later)  # noqa: E731
         return self._take(self._later, pop, fits, limit, until=lambda: self._later[0][0] > now_s)
 
-    def take_backlog(self, fits: Fits, limit: int) -> list[Entry]:
-        """The same of the backlog."""
+    def take_backlog(self, now_s: float, fits: Fits, limit: int) -> list[Entry]:
+        """The same of the backlog. Held lines whose time has come join it first."""
+        while self._held and self._held[0][0] <= now_s:
+            _, ticket, entry = heapq.heappop(self._held)
+            if self._tickets.get(entry) == ticket:
+                self._backlog.append((ticket, entry))
         return self._take(self._backlog, self._backlog.popleft, fits, limit)
 
     def _take(

@@ -120,7 +120,7 @@ def _says_as_much(later: _Stamped, earlier: _Stamped) -> bool:
         and later.receipt.state is State.DEFERRED
         and earlier.receipt.state is State.DEFERRED
         and later.receipt.deaths >= earlier.receipt.deaths
-        and (later.receipt.reason == "unsure" or earlier.receipt.reason != "unsure")
+        and (later.receipt.is_unsure or not earlier.receipt.is_unsure)
     )
 
 

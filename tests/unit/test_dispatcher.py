@@ -339,6 +339,71 @@ def test_a_deferred_line_comes_back_singly_and_sure_after_its_delay(host: Host) 
     assert host.dispatcher.status().receipts == {"deferred": 2}
 
 
+@pytest.mark.parametrize("reason", ["held", "unsure:held"])
+def test_lines_held_for_the_stores_sake_come_back_in_chunks(reason: str) -> None:
+    host = Host(segment_max_bytes=1 << 20)
+    captured = host.capture(250)
+    host.rounds()
+    host.broker.take()
+    for number, line in enumerate(captured):
+        host.receipt(line, State.DEFERRED, reason=reason, delay_s=60 + number / 100)  # each with its own jitter
+    host.rounds()
+    assert host.dispatcher.status().deferred == 250
+    host.rounds(1, every_s=59)
+    assert host.broker.published == []
+    host.rounds(2, every_s=8)
+    assert sorted(publication.count for publication in host.broker.published) == [50, 100, 100]
+    assert sorted(host.broker.ids()) == sorted(line.id for line in captured)
+    assert {publication.queue for publication in host.broker.published} == {message.BACKLOG_QUEUE}
+
+
+def test_a_held_line_that_killed_a_process_goes_alone() -> None:
+    host = Host()
+    captured = host.capture(3)
+    host.rounds()
+    host.broker.take()
+    for line in captured[:2]:
+        host.receipt(line, State.DEFERRED, reason="held", delay_s=60)
+    host.receipt(captured[2], State.DEFERRED, reason="unsure:held", delay_s=60, deaths=1)
+    host.rounds()
+    host.rounds(2, every_s=70)
+    assert sorted(publication.count for publication in host.broker.published) == [1, 2]
+    (alone,) = [publication for publication in host.broker.published if publication.count == 1]
+    assert [item["deaths"] for item in alone.kwargs["batch"]] == [1]
+
+
+@pytest.mark.parametrize("reason", ["store_unavailable:503", "unsure", "store_throttled:429", "died"])
+def test_whatever_may_be_the_lines_own_fault_comes_back_singly_also_to_the_next_drainer(reason: str) -> None:
+    """Members of a chunk share its requests: one that the store fails on would hold up the others for ever."""
+    host = Host()
+    captured = host.capture(5)
+    host.rounds()
+    for restarted in (False, True):
+        host.broker.take()
+        for line in captured:
+            host.receipt(line, State.DEFERRED, reason=reason, delay_s=60)
+        host.rounds()
+        if restarted:
+            host.restart()
+        host.rounds(3, every_s=33)
+        assert [publication.count for publication in host.broker.published] == [1] * 5
+
+
+def test_at_start_held_lines_go_in_chunks_once_what_is_left_of_their_delay_is_over() -> None:
+    host = Host()
+    captured = host.capture(5)
+    host.rounds()
+    for line in captured:
+        host.receipt(line, State.DEFERRED, reason="held", delay_s=60)
+    host.rounds()
+    host.broker.take()
+    host.restart()
+    host.rounds(3)
+    assert host.broker.published == []
+    host.rounds(2, every_s=66)
+    assert [publication.count for publication in host.broker.published] == [5]
+
+
 def test_an_unsure_line_that_comes_back_deferred_to_its_drainer_is_sure(host: Host) -> None:
     (line,) = host.capture()
     host.rounds()

@@ -35,6 +35,7 @@ class CollectedReceipts:
         self.refusals: list[str] = []
         self.troubles: list[verdicts.Trouble] = []
         self.known_dead: set[str] = set()
+        self.stored: list[str] = []
         self.down = False
 
     def send(self, answer: verdicts.Answer, *, key: message.Key, tenant: str) -> None:
@@ -46,6 +47,7 @@ class CollectedReceipts:
         self.counted.update(answer.counted)
         self.troubles += answer.troubles
         self.known_dead |= answer.known_dead
+        self.stored += answer.stored
 
     def refused(self, reason: str) -> None:
         if self.down:
@@ -99,9 +101,7 @@ class Bench:
         self.store = FailingStore(store)
         self.receipts = CollectedReceipts()
         shared = shared_store.SharedStore(self.store, now_s=lambda: self.now_s)
-        self.settler = settler.Settler(
-            {"local": settler.Parts(store=shared)}, forget_margin_s=60.0, now_s=lambda: self.now_s
-        )
+        self.settler = settler.Settler({"local": settler.Parts(store=shared)}, forget_margin_s=60.0)
         grant = tenants.Grant(key=KEY, tenant="local", store_url="sqlite:////x", **limits)
         self.here = Recording(handling.Handling(self.settler, poison_deaths=3))
         self.apart = Recording(handling.Handling(self.settler, poison_deaths=3))
@@ -188,6 +188,16 @@ def test_a_second_copy_is_a_duplicate_with_a_receipt_of_its_own(bench):
     assert bench.states == [(State.STORED, "")] * 2
     assert bench.stored(EVENT) == 1
     assert bench.receipts.counted == {"stored": 1, "duplicates": 1}
+
+
+@pytest.mark.parametrize("why", ["item", "redelivered", "retried"])
+def test_what_an_earlier_delivery_of_the_line_wrote_and_could_not_tell_is_no_duplicate(bench, why):
+    bench.receive(make.item(LINE))
+    bench.receipts.counted.clear()
+    more = {"redelivered": {"redelivered": True}, "retried": {"tries": 1}}.get(why, {})
+    bench.receive(make.item(LINE, unsure=why == "item"), **more)
+    assert (bench.receipts.counted["stored"], bench.receipts.counted["duplicates"]) == (1, 0)
+    assert bench.receipts.stored == [EVENT["eventId"]] * 2, "Redis knows that it was counted"
 
 
 def test_other_content_under_the_same_id_is_kept_aside_and_counted(bench):
@@ -593,7 +603,7 @@ def test_an_outage_burns_no_attempts_and_sends_nothing_but_probes(bench):
     items = [make.item(make.line(make.episode(number))) for number in range(10)]
     assert bench.receive(*items) is None
     assert bench.store.calls == []
-    assert bench.states[1:] == [(State.DEFERRED, "store_unavailable")] * 10
+    assert bench.states[1:] == [(State.DEFERRED, "held")] * 10
     assert all(one.delay_s >= 30 for one in bench.receipts.sent)
     assert bench.receipts.counted["held"] == 10
     assert "retried" not in bench.receipts.counted
@@ -609,7 +619,7 @@ def test_what_is_held_while_it_is_unsure_stays_unsure(bench):
         ([make.item(LINE)], look),
     ):
         assert bench.receive(*items, **more) is None
-    assert bench.states == [(State.DEFERRED, "unsure")] * 3
+    assert bench.states == [(State.DEFERRED, "unsure:held")] * 3
     assert all(one.delay_s >= 60 for one in bench.receipts.sent)
 
 
