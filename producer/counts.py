@@ -32,7 +32,7 @@ def add(directory: str | os.PathLike[str], host: str, changes: Mapping[str, int]
     """Add to the counts of `host`; whether they were written. Waits `wait_s` at most, raises nothing."""
     folder = os.fspath(directory)
     try:
-        descriptor = os.open(f"{folder}/counts.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = _open_lock(folder)
     except OSError:
         return False
     try:
@@ -75,6 +75,15 @@ def read(directory: str | os.PathLike[str]) -> Counts:
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
+
+
+def _open_lock(folder: str) -> int:
+    path = f"{folder}/counts.lock"
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except FileNotFoundError:  # where every turn is refused, nothing but counts makes the directory
+        os.mkdir(folder, 0o700)  # noqa: PTH102
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
 
 def _locked(descriptor: int, wait_s: float) -> bool:

@@ -267,13 +267,13 @@ class AgentMemory:
             )
         except errors.IngestError as problem:
             reason = refusals.of(problem).reason
-            self._count({"asked": 1, f"refused.{reason}": 1})
+            self._count({"asked": 1, f"recallRefused.{reason}": 1})
             return Recalled(partial=True, sources={"scope": reason})
         except Exception as problem:  # noqa: BLE001 the edge to a host's turn
             _log.error(
                 "recall failed (%s); the turn goes on", type(problem).__name__, extra={"action": "recall.failed"}
             )
-            self._count({"asked": 1, "refused.internal": 1})
+            self._count({"asked": 1, "recallRefused.internal": 1})
             return Recalled(partial=True, sources={"recall": "failed"})
         self._count({"asked": 1, "recalled": 1} if found.memories else {"asked": 1})
         return found
