@@ -9,12 +9,13 @@ connections to store and Redis, and what each conversation has already been told
 
     {"op": "recall", "scope": {the five}, "query", "session": {"runtime", "externalSessionId"},
      "deadlineMs", "maxChars"}          -> {"context", "count", "partial", "ms"}
+    {"op": "compacted", "scope", "session"}                  -> {"forgot": number}
     {"op": "status"}                    -> counts, dispatcher, recall
     {"op": "flush", "deadlineMs"}       -> {"settled": bool}
     anything else                       -> {"error": code}
 
 Claude Code sends every recalled block again with each later turn, so a conversation is told each memory once: what was
-told is remembered for the last 256 conversations, 512 memories each.
+told is remembered for the last 256 conversations, 512 memories each, until the conversation says that it was compacted.
 
 Bounded: connections at once (further ones are closed at once and counted), request size, time without a request.
 """
@@ -170,6 +171,8 @@ class Agent:
         try:
             if operation == "recall":
                 return self._recall(request)
+            if operation == "compacted":
+                return {"forgot": self._told.forget(_conversation(request)[1])}, _nothing
             if operation == "status":
                 return self.status(), _nothing
             if operation == "flush":
@@ -183,16 +186,13 @@ class Agent:
 
     def _recall(self, request: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
         started = time.monotonic()
-        query, fields, session = request.get("query"), request.get("scope"), request.get("session") or {}
-        if not isinstance(query, str) or not isinstance(fields, dict) or not isinstance(session, dict):
+        query = request.get("query")
+        if not isinstance(query, str):
             raise errors.ContractViolation("is no recall", field="request")
-        runtime, session_id = session.get("runtime"), session.get("externalSessionId")
-        if not isinstance(runtime, str | None) or not isinstance(session_id, str | None):
-            raise errors.ContractViolation("is no session", field="session")
-        scope = Scope.of_fields(fields)
+        scope, conversation = _conversation(request)
+        _, runtime, session_id = conversation
         deadline_ms = _deadline_ms(request, self._config.recall_deadline_ms)
         max_chars = min(_whole(request.get("maxChars"), self._config.recall_max_chars), self._config.recall_max_chars)
-        conversation = (scope.key, runtime, session_id)
         found = self._memory.recall_memories(
             query,
             scope=scope,
@@ -248,6 +248,11 @@ class _Told:
             while len(self._by_conversation) > MAX_SESSIONS:
                 self._by_conversation.popitem(last=False)
 
+    def forget(self, conversation: Any) -> int:
+        """How many memories this conversation had been told; it has been told none from now on."""
+        with self._lock:
+            return len(self._by_conversation.pop(conversation, ()))
+
     def remove(self, conversation: Any, ids: Sequence[str]) -> None:
         with self._lock:
             known = self._by_conversation.get(conversation, OrderedDict())
@@ -266,6 +271,18 @@ def _quoted(memories: Sequence[Memory], max_chars: int) -> tuple[str, list[str]]
             kept.append(memory.quotable())
             shown.append(memory.id)
     return context, shown
+
+
+def _conversation(request: Mapping[str, Any]) -> tuple[Scope, tuple[str, str | None, str | None]]:
+    """Whose request it is, and the conversation that asks."""
+    fields, session = request.get("scope"), request.get("session") or {}
+    if not isinstance(fields, dict) or not isinstance(session, dict):
+        raise errors.ContractViolation("names no scope or no session", field="request")
+    runtime, session_id = session.get("runtime"), session.get("externalSessionId")
+    if not isinstance(runtime, str | None) or not isinstance(session_id, str | None):
+        raise errors.ContractViolation("is no session", field="session")
+    scope = Scope.of_fields(fields)
+    return scope, (scope.key, runtime, session_id)
 
 
 def _deadline_ms(request: Mapping[str, Any], default_ms: float) -> float:

@@ -135,12 +135,18 @@ def _merge(settings: dict[str, Any], command: str) -> bool:
     before = json.dumps(settings)
     hooks = settings.setdefault("hooks", {})
     for event in claude_code.EVENTS:
+        matcher = {"matcher": claude_code.MATCHERS[event]} if event in claude_code.MATCHERS else {}
         groups = hooks.setdefault(event, [])
-        ours = [entry for group in groups for entry in group.get("hooks", []) if _is_ours(entry)]
-        if ours == [wanted]:
+        ours = [
+            ({name: value for name, value in group.items() if name == "matcher"}, entry)
+            for group in groups
+            for entry in group.get("hooks", [])
+            if _is_ours(entry)
+        ]
+        if ours == [(matcher, wanted)]:
             continue
         _remove_from(hooks, event)
-        hooks.setdefault(event, []).append({"hooks": [wanted]})
+        hooks.setdefault(event, []).append({**matcher, "hooks": [wanted]})
     return json.dumps(settings) != before
 
 

@@ -2,6 +2,8 @@
 
     UserPromptSubmit   keep the redacted prompt for Stop; ask the local agent; print its context, or nothing
     Stop               prompt and last answer -> one episode, durable in the journal; print nothing
+    SessionStart       of source `compact`: the summary took the place of what this conversation was told, so the agent
+                       may tell it again; print nothing
     anything else      nothing
 
 One process per event, started by `launch.py`. The episode's sourceEventId is Claude Code's prompt_id and it stands on
@@ -9,8 +11,9 @@ the line of that prompt: a later Stop of the same prompt (another hook made the 
 The transcript is read only for the time of the answer, and for texts that the events did not bring.
 
 Not captured and not given context: subagents (`agent_id`), sessions without a person (CLAUDE_CODE_SESSION_ATTENDED=0,
-or an entry point other than `cli`, unless `capture_unattended`). Counted in the journal's counts under "claude-code",
-each refusal under its reason.
+or an entry point other than `cli`, unless `capture_unattended`), prompts that a program put in. Counted in the
+journal's counts under "claude-code": a turn `seen` is `captured` or `refused.<reason>`; a prompt whose recall was
+refused is `recallRefused.<reason>`, and else `asked`.
 """
 
 from __future__ import annotations
@@ -30,11 +33,12 @@ from producer.hosts.hook_config import HookConfig
 from producer.journal import Journal, prompts, segments
 from producer.scope import Scope
 
-__all__ = ["BUDGET_S", "EVENTS", "HOST", "command", "main", "respond"]
+__all__ = ["BUDGET_S", "EVENTS", "HOST", "MATCHERS", "command", "main", "respond"]
 
 HOST = "claude-code"
 RUNTIME = "custom"  # the contract knows no other name for this host
-EVENTS = ("UserPromptSubmit", "Stop")
+EVENTS = ("UserPromptSubmit", "Stop", "SessionStart")
+MATCHERS = {"SessionStart": "compact"}  # for Claude Code's settings: no process is started for other sources
 BUDGET_S = 2.5
 _SYNC_BUDGET_S = 1.5  # of the journal, so that a silent disk is still refused and counted within the budget
 _ASK_MARGIN_S = 0.1  # for the way to the agent and back, beside its own deadline
@@ -64,19 +68,25 @@ def main() -> None:
 def respond(given: hook.Input, environ: Mapping[str, str]) -> bytes:
     """What to print for this event."""
     event = given.get("hook_event_name")
-    if event not in EVENTS:
+    if event not in EVENTS or (event == "SessionStart" and given.get("source") != "compact"):
         return b""
     config = hook_config.read(environ.get("MEMORY_HOOK_CONFIG", ""))
-    changes: dict[str, int] = {}
+    changes: dict[str, int] = {"seen": 1} if event == "Stop" else {}
+    refused = "refused" if event == "Stop" else "recallRefused"
     try:
         _check_eligible(given, environ, config)
         if event == "UserPromptSubmit":
             return _before_turn(given, config, changes)
-        changes["seen"] = 1
-        _after_turn(given, config)
-        changes["captured"] = 1
+        if event == "Stop":
+            _after_turn(given, config)
+            changes["captured"] = 1
+        else:
+            _after_compaction(given, config, changes)
     except _Refused as refusal:
-        changes[f"refused.{refusal.reason}"] = 1
+        changes[f"{refused}.{refusal.reason}"] = 1
+    except Exception:
+        changes[f"{refused}.internal"] = 1
+        raise
     finally:
         if changes:
             counts.add(config.journal_dir, HOST, changes)
@@ -117,11 +127,13 @@ def _before_turn(given: hook.Input, config: HookConfig, changes: dict[str, int])
     prompt, _ = capture.safe_text(_named(given, "prompt"), max_units=config.max_turn_units)
     if not prompt:
         return b""
+    if claude_transcript.is_machine(prompt):
+        raise _Refused("machine_prompt")
     if prompt_id := _named(given, "prompt_id"):
         try:
             prompts.save_prompt(config.journal_dir, _named(given, "session_id"), prompt_id, prompt)
         except OSError:
-            changes["refused.prompt_not_kept"] = 1  # Stop finds it in the transcript
+            changes["promptNotKept"] = 1  # Stop finds it in the transcript
     changes["asked"] = 1
     answer = hook.ask_agent(
         config.agent_socket,
@@ -129,7 +141,7 @@ def _before_turn(given: hook.Input, config: HookConfig, changes: dict[str, int])
             "op": "recall",
             "scope": scope.fields(),
             "query": prompt,
-            "session": {"runtime": RUNTIME, "externalSessionId": _named(given, "session_id")},
+            "session": _session(given),
             "deadlineMs": config.recall_deadline_ms,
             "maxChars": config.recall_max_chars,
         },
@@ -145,6 +157,15 @@ def _before_turn(given: hook.Input, config: HookConfig, changes: dict[str, int])
     return json.dumps(output, ensure_ascii=True).encode("ascii") + b"\n"
 
 
+def _after_compaction(given: hook.Input, config: HookConfig, changes: dict[str, int]) -> None:
+    answer = hook.ask_agent(
+        config.agent_socket,
+        {"op": "compacted", "scope": _scope(config).fields(), "session": _session(given)},
+        deadline_s=config.recall_deadline_ms / 1000 + _ASK_MARGIN_S,
+    )
+    changes["compacted" if answer is not None else "unanswered"] = 1
+
+
 # -- after the turn --------------------------------------------------------------------------------------------------
 
 
@@ -158,6 +179,8 @@ def _after_turn(given: hook.Input, config: HookConfig) -> None:
     assistant_text = _named(given, "last_assistant_message") or transcript.assistant_text
     if not user_text:
         raise _Refused("prompt_missing")
+    if claude_transcript.is_machine(user_text):
+        raise _Refused("machine_prompt")
     if not assistant_text:
         raise _Refused("answer_missing")
     try:
@@ -206,6 +229,10 @@ def _answered_at(timestamp: str | None) -> str:
         except errors.ContractViolation:
             pass
     return segments.iso_of_ms(int(time.time() * 1000))
+
+
+def _session(given: hook.Input) -> dict[str, str]:
+    return {"runtime": RUNTIME, "externalSessionId": _named(given, "session_id")}
 
 
 def _named(given: hook.Input, name: str) -> str:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["TAIL_BYTES", "Turn", "last_turn"]
+__all__ = ["TAIL_BYTES", "Turn", "is_machine", "last_turn"]
 
 TAIL_BYTES = 1 << 20
 _MACHINE = (
@@ -54,7 +55,7 @@ def last_turn(path: str, prompt_id: str | None) -> Turn:
                 message_id = message.get("id")
         elif row.get("type") == "user":
             text = _text_of(message.get("content"))
-            if text is None or text.lstrip().startswith(_MACHINE):
+            if text is None or is_machine(text):
                 continue  # the result of a tool, or what a command wrote
             row_prompt_id = row.get("promptId")
             if prompt_id is not None and row_prompt_id is not None and row_prompt_id != prompt_id:
@@ -62,6 +63,11 @@ def last_turn(path: str, prompt_id: str | None) -> Turn:
             user_text = text
             break
     return Turn(user_text, assistant_text, answered_at)
+
+
+def is_machine(text: str) -> bool:
+    """Whether Claude Code wrote this in the user's place: the result of a command, a reminder, a notification."""
+    return text.lstrip().startswith(_MACHINE)
 
 
 def _text_of(content: Any) -> str | None:
@@ -82,7 +88,10 @@ def _rows_backwards(path: str) -> Iterator[Mapping[str, Any]]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe in its place must not hold the hook up
         try:
-            size = os.fstat(descriptor).st_size
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                return
+            size = status.st_size
             start = max(0, size - TAIL_BYTES)
             data = os.pread(descriptor, TAIL_BYTES, start)
         finally:

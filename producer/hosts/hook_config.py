@@ -51,7 +51,7 @@ def read(path: str) -> HookConfig:
     Names that this version does not know are ignored, so that an older hook reads a newer file.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe in its place must not hold the hook up
         try:
             data = os.read(descriptor, MAX_BYTES)
         finally:

@@ -171,7 +171,13 @@ def test_context_comes_from_the_agent_in_claude_codes_form_and_once_per_conversa
             assert "Helix" in context and len(context) <= 8000 and "</system>" not in context
             assert host.submit("Which editor do I use?", prompt_id="p-3", session="s-2") == b""
             assert host.submit("Which editor do I use?", prompt_id="p-4", session="s-1") == b""
-    assert host.counted()["recalled"] == 1
+            # Only a summary is left of the conversation: it may be told again what it was told.
+            for source in ("resume", "startup"):
+                assert host.fire({**host.base("SessionStart", session="s-2"), "source": source}) == b""
+            assert host.submit("Which editor do I use?", prompt_id="p-5", session="s-2") == b""
+            assert host.fire({**host.base("SessionStart", session="s-2"), "source": "compact"}) == b""
+            assert b"Helix" in host.submit("Which editor do I use?", prompt_id="p-6", session="s-2")
+    assert (host.counted()["recalled"], host.counted()["compacted"]) == (2, 1)
 
 
 def _config(host: Host, server: RedisServer) -> ProducerConfig:
@@ -222,14 +228,18 @@ def test_the_installer_writes_a_configuration_and_a_command_that_work(host, tmp_
         ({}, {"prompt_id": None}, "prompt_id_missing"),
         ({}, {"prompt_id": "never-submitted"}, "prompt_missing"),
         ({}, {"last_assistant_message": ""}, "answer_missing"),
+        ({}, {"prompt_id": "by-a-program"}, "prompt_missing"),
     ],
 )
 def test_what_is_not_a_persons_turn_is_refused_and_counted(host, environment, given, reason):
+    host.submit("<task-notification>the build is done</task-notification>", prompt_id="by-a-program")
     host.submit("question")
     host.environment = environment
     assert host.stop("answer", **given) == b""
     assert host.events() == []
-    assert host.counted()[f"refused.{reason}"] == 1
+    counted = host.counted()
+    assert (counted["seen"], counted[f"refused.{reason}"]) == (1, 1)
+    assert counted["recallRefused.machine_prompt"] == 1
 
 
 @pytest.mark.parametrize("environment", [{"CLAUDE_CODE_ENTRYPOINT": "cli"}, {"CLAUDE_CODE_SESSION_ATTENDED": "1"}])
@@ -326,7 +336,7 @@ def test_a_journal_that_cannot_be_written_ends_well(host, place):
     assert host.submit("question") == b"" and host.stop("answer") == b""
     if place == "prompts":
         assert host.counted() == {
-            "refused.prompt_not_kept": 1,
+            "promptNotKept": 1,
             "asked": 1,
             "unanswered": 1,
             "refused.prompt_missing": 1,

@@ -60,14 +60,15 @@ def test_our_hooks_go_in_beside_others_and_come_out_again_without_a_trace(tmp_pa
     assert report["changed"] and settings["model"] == "opus" and settings["permissions"] == OTHERS["permissions"]
     assert settings["hooks"]["PreToolUse"] == OTHERS["hooks"]["PreToolUse"]
     assert settings["hooks"]["Stop"][0] == OTHERS["hooks"]["Stop"][0]
-    for event in ("UserPromptSubmit", "Stop"):
+    assert settings["hooks"]["SessionStart"][-1]["matcher"] == "compact"
+    for event in ("UserPromptSubmit", "Stop", "SessionStart"):
         entry = settings["hooks"][event][-1]["hooks"][0]
         assert entry["type"] == "command" and entry["timeout"] == 5
         words = shlex.split(entry["command"])
         assert words[0] == f"MEMORY_HOOK_CONFIG={report['hookConfig']}" and words[1] == sys.executable
         assert Path(words[4]).is_file() and words[5] == "claude_code"
     assert json.loads(Path(report["backup"]).read_text("utf-8")) == OTHERS
-    assert connect.disconnect_claude_code(path)["removed"] == 2
+    assert connect.disconnect_claude_code(path)["removed"] == 3
     assert json.loads(path.read_text("utf-8")) == OTHERS
     assert connect.disconnect_claude_code(path)["removed"] == 0
 
