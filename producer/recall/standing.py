@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from producer.convergence import marks, reader
+from producer.convergence import reader
 from producer.convergence.content import ID, MARK
+from producer.recall import where as recall_where
 from producer.scope import Scope
 from producer.store.port import Record, Store
 
@@ -22,7 +23,7 @@ def standing(store: Store, scope: Scope, records: Sequence[Record]) -> list[Reco
     marks_found: list[Record] = []
     ours: list[Record] = []
     for label, ids in reader.foreign_ids(kept).items():
-        in_scope = {"scopeKey": {"$in": [scope.key, marks.EVERYWHERE]}}
-        marks_found += store.find(MARK, {"target": {"$in": ids}, **in_scope}).records
-        ours += store.find(label, {**scope.fields(), ID[label]: {"$in": ids}, "contentHash": {"$exists": True}}).records
+        marks_found += store.find(MARK, recall_where.marks_on(scope, ids)).records
+        of_ours = recall_where.within(scope, **{ID[label]: {"$in": ids}}, contentHash={"$exists": True})
+        ours += store.find(label, of_ours).records
     return reader.without_ended(kept, marks_found=marks_found, ours=ours) if marks_found or ours else kept

@@ -1,7 +1,8 @@
 """What a caller may recall: the one place where scope, activity and "not this conversation" become a filter.
 
 The same filter is sent to the store and applied here to recent writes and to the host's own journal, so that a record
-cannot pass in one place and be refused in another.
+cannot pass in one place and be refused in another. Every where for content is made by `within`, and holds the five
+fields, never the scopeKey in their place; marks hold no content and have no fields but the scopeKey (`marks_on`).
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from producer import capture, keys
+from producer.convergence import marks
 from producer.scope import Scope
 
-__all__ = ["Session", "copies_of", "episodes", "facts", "in_scope"]
+__all__ = ["Session", "copies_of", "episodes", "facts", "in_scope", "marks_on", "within"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,9 +37,14 @@ class Session:
         )
 
 
+def within(scope: Scope, **conditions: Any) -> dict[str, Any]:
+    """The conditions, on records of exactly this scope. A condition can never take the place of a scope field."""
+    return {**conditions, **scope.fields()}
+
+
 def episodes(scope: Scope, session: Session | None) -> dict[str, Any]:
     """Episodes of this scope that no later capture of the same prompt replaced."""
-    where = {**scope.fields(), "supersededByEventId": {"$exists": False}}
+    where = within(scope, supersededByEventId={"$exists": False})
     if session is not None:
         where["externalSessionId"] = {"$ne": session.external_session_id}
     return where
@@ -45,7 +52,7 @@ def episodes(scope: Scope, session: Session | None) -> dict[str, Any]:
 
 def facts(scope: Scope, session: Session | None) -> dict[str, Any]:
     """Active facts of this scope. `$ne` skips records that lack the field, and a fact may have no session."""
-    where = {**scope.fields(), "active": True}
+    where = within(scope, active=True)
     if session is not None:
         where["$or"] = [{"sessionKey": {"$exists": False}}, {"sessionKey": {"$ne": session.key(scope)}}]
     return where
@@ -53,7 +60,12 @@ def facts(scope: Scope, session: Session | None) -> dict[str, Any]:
 
 def copies_of(scope: Scope, fact_ids: Iterable[str]) -> dict[str, Any]:
     """All copies of these facts in this scope, whatever their state."""
-    return {**scope.fields(), "factId": {"$in": sorted(fact_ids)}}
+    return within(scope, factId={"$in": sorted(fact_ids)})
+
+
+def marks_on(scope: Scope, targets: Iterable[str]) -> dict[str, Any]:
+    """Marks on these ids that count in this scope: its own, and an operator's."""
+    return {"target": {"$in": sorted(targets)}, "scopeKey": {"$in": [scope.key, marks.EVERYWHERE]}}
 
 
 def in_scope(scope: Scope, properties: Mapping[str, Any]) -> bool:
