@@ -17,13 +17,15 @@ from .indexes import Index, Indexes, iso
 from .listener import Request
 from .project import FIND_LIMIT_DEFAULT, Project, Row, key_of
 
+READ_ONLY_SUFFIX = "-read-only"  # a project's key with this behind it is its read-only key
+_READS = ("read", "search", "other")
 PROJECT_ID = "01a00000-0000-7000-8000-00000000da7a"
 _WRONG_TYPE = "value does not match any of the allowed types"
 _EDGES_DEFAULT, _EDGES_BEYOND = 1000, 100  # relationships/search: the default limit, and what a greater one becomes
 
 
 class Rest:
-    """One project behind one key."""
+    """One project behind one key, and one read-only key."""
 
     def __init__(self, project: Project, indexes: Indexes, *, token: str, url: Callable[[], str]) -> None:
         self._project = project
@@ -45,8 +47,11 @@ class Rest:
         route = self._route(match, body)
         if route is None:
             raise Refusal(404, f"Cannot {request.method} {request.path}")
-        if request.headers.get("authorization") != self._authorization:
+        key = request.headers.get("authorization")
+        if key not in (self._authorization, self._authorization + READ_ONLY_SUFFIX):
             raise Refusal(403, "Forbidden resource")
+        if key != self._authorization and route[0] not in _READS and request.method != "GET":
+            raise Refusal(403, "This API key is read-only and cannot access this endpoint")
         if "x-transaction-id" in request.headers:
             raise not_served("transactions")
         request_class, label, run = route
