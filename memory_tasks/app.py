@@ -8,6 +8,7 @@ timeout.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -16,15 +17,15 @@ import celery
 import redis
 from celery import bootsteps
 
-from memory_tasks import events, eviction, ingest, settings, tasks
+from memory_tasks import consumer, events, eviction, ingest, settings, tasks
 from memory_tasks import lease as lease_module
-from producer import broker, message
+from producer import broker, message, rabbitmq, redis_client
 
 __all__ = ["make_app"]
 
 logger = logging.getLogger(__name__)
 
-_REDIS_SCHEMES = ("redis", "rediss", "redis+socket", "sentinel")
+_HEARTBEAT_S = 20  # a RabbitMQ that is silent for twice as long is left; also one that died without a word
 _SWEEP_LOCK_S = 30  # a worker killed in the middle of a sweep holds up the others this long; kombu has 300
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(processName)s %(name)s %(message)s"
 # Celery's words for messages it cannot use end in "The full contents of the message body was".
@@ -42,8 +43,7 @@ def make_app(
     `lease`: what its workers say of themselves to others on the same broker."""
     app = celery.Celery("memory_tasks", events=events.CompleteEvents, set_as_current=False)
     app.conf.update(
-        broker_url=given.producer.broker_url,
-        broker_transport_options=_transport_options(given),
+        **_broker(given),
         broker_connection_retry_on_startup=True,
         broker_channel_error_retry=True,  # a full Redis (noeviction) is an outage like any other
         broker_connection_max_retries=None,  # a broker that is away for a day ends no worker
@@ -60,6 +60,7 @@ def make_app(
         task_queues=broker.queues(given.producer.broker_url),
         task_default_queue=message.QUEUE,
         task_create_missing_queues=False,
+        worker_consumer=f"{consumer.__name__}:{consumer.Consumer.__name__}",
         worker_pool="threads",
         worker_concurrency=given.concurrency,
         worker_prefetch_multiplier=1,  # a delivery ages while it waits for a thread
@@ -70,10 +71,12 @@ def make_app(
         worker_task_log_format=_LOG_FORMAT,
     )
     app.steps["consumer"].add(_RefusesEviction)
+    app.steps["consumer"].add(_HidesLogins)
     if lease is not None:
         app.memory_lease = lease
+        app.memory_receipts = functools.partial(_receipts_of, given)
         app.steps["consumer"].add(_RefusesStrangers)
-    tasks.register(app, ingest_of)
+    tasks.register(app, ingest_of, whole_countdowns=rabbitmq.is_rabbitmq(given.producer.broker_url))
     _silence_bodies()
     return app
 
@@ -87,32 +90,49 @@ class _RefusesEviction(bootsteps.StartStopStep):
         if consumer.connection.transport.driver_type != "redis":
             return
         try:
-            memory = _redis_of(consumer).info("memory")
+            client = _redis_of(consumer)
+            server, memory = client.info("server"), client.info("memory")
         except redis.ResponseError as problem:  # an access list without INFO
             logger.warning(
                 "action=eviction_unknown problem=%s; see that this Redis does not evict", type(problem).__name__
             )
             return
+        eviction.check_mode(server)
         eviction.check(memory)
+
+
+class _HidesLogins(bootsteps.StartStopStep):
+    """What `inspect stats`, and Flower with it, say of the broker. Celery's own answer takes out one password, and has
+    those of the other sentinels, of sentinels themselves and of a unix socket in it."""
+
+    requires = ("celery.worker.consumer.connection:Connection",)
+
+    def info(self, consumer: Any) -> dict[str, Any]:
+        if not consumer.connection:
+            return {"broker": "N/A"}
+        return {"broker": {"transport": consumer.connection.transport_cls, "uri": consumer.connection.as_uri()}}
 
 
 class _RefusesStrangers(bootsteps.StartStopStep):
     """Says on every connection, and on and on, that this worker is there. The worker ends with the refusal when another
-    one is there that it would harm."""
+    one is there that it would harm. Workers of a RabbitMQ say so in the Redis of their receipts."""
 
     requires = ("celery.worker.consumer.connection:Connection",)
 
+    def __init__(self, consumer: Any, **options: Any) -> None:
+        self._receipts: Any = None
+        super().__init__(consumer, **options)
+
     def start(self, consumer: Any) -> None:
         self._timer = None
-        if consumer.connection.transport.driver_type != "redis":
-            return
         try:
-            consumer.app.memory_lease.take(_redis_of(consumer), consumer.hostname)
-        except redis.ResponseError as problem:  # an access list without our key
+            consumer.app.memory_lease.take(self._redis(consumer), consumer.hostname)
+        except self._unknown(consumer) as problem:
             logger.warning(
                 "action=lease_unknown problem=%s; see that no other deployment is there", type(problem).__name__
             )
-            return
+            if isinstance(problem, redis.ResponseError):
+                return
         self._timer = consumer.timer.call_repeatedly(lease_module.EVERY_S, self._renew, (consumer,))
 
     def stop(self, consumer: Any) -> None:
@@ -124,12 +144,30 @@ class _RefusesStrangers(bootsteps.StartStopStep):
     def _renew(self, consumer: Any) -> None:
         self._tell(consumer.app.memory_lease.renew, consumer)
 
+    def _redis(self, consumer: Any) -> Any:
+        if consumer.connection.transport.driver_type == "redis":
+            return _redis_of(consumer)
+        if self._receipts is None:
+            self._receipts = consumer.app.memory_receipts()
+        return self._receipts
+
     @staticmethod
-    def _tell(tell: Callable[[Any, str], object], consumer: Any) -> None:
+    def _unknown(consumer: Any) -> tuple[type[Exception], ...]:
+        """What hinders no start: an access list without our key, and trouble of a Redis that is not the broker."""
+        if consumer.connection.transport.driver_type == "redis":
+            return (redis.ResponseError,)
+        return (redis.RedisError, OSError)
+
+    def _tell(self, tell: Callable[[Any, str], object], consumer: Any) -> None:
         try:
-            tell(_redis_of(consumer), consumer.hostname)
+            tell(self._redis(consumer), consumer.hostname)
         except (redis.RedisError, OSError, AttributeError) as problem:  # AttributeError: kombu has closed it meanwhile
             logger.info("action=lease_not_told problem=%s; told again on the next connection", type(problem).__name__)
+
+
+def _receipts_of(given: settings.Settings) -> redis.Redis:
+    timeout_s = given.redis_timeout_s
+    return redis_client.connect(given.producer.redis_url, connect_timeout_s=timeout_s, socket_timeout_s=timeout_s)
 
 
 def _redis_of(consumer: Any) -> Any:
@@ -157,9 +195,32 @@ def _silence_bodies() -> None:
         celerys.addFilter(_WithoutBodies())
 
 
-def _transport_options(given: settings.Settings) -> dict[str, Any]:
-    if given.producer.broker_url.partition("://")[0] not in _REDIS_SCHEMES:
-        return {"confirm_publish": True}  # a retry that a dying RabbitMQ never got must not look published
+def _broker(given: settings.Settings) -> dict[str, Any]:
+    url = given.producer.broker_url
+    if rabbitmq.is_rabbitmq(url):
+        return {
+            "broker_url": rabbitmq.plain_url(url),
+            "broker_use_ssl": rabbitmq.tls_options(url) or False,
+            "broker_heartbeat": _HEARTBEAT_S,
+            # Another try only for a connection that had gone stale: what a blocked RabbitMQ has not confirmed it may
+            # still take, and each try is one more copy.
+            "task_publish_retry_policy": {"max_retries": 1, "interval_start": 0, "interval_step": 0},
+            "broker_transport_options": {
+                "confirm_publish": True,  # a retry that a dying RabbitMQ never got must not look published
+                # A frozen one must not freeze a worker for good.
+                "read_timeout": given.redis_timeout_s,
+                "write_timeout": given.redis_timeout_s,
+            },
+        }
+    form = redis_client.kombu_form(url, connect_timeout_s=given.redis_timeout_s)
+    return {
+        "broker_url": form.url,
+        "broker_use_ssl": form.ssl,
+        "broker_transport_options": {**_redis_options(given), **form.transport_options},
+    }
+
+
+def _redis_options(given: settings.Settings) -> dict[str, Any]:
     return {
         "visibility_timeout": given.visibility_timeout_s,
         # The sweep for what killed workers left: every interval, not every tenth of them.

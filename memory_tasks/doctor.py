@@ -15,8 +15,8 @@ from typing import Any
 import redis
 from rich.console import Console
 
-from memory_tasks import agent, settings, status
-from producer import errors, store
+from memory_tasks import agent, eviction, settings, status
+from producer import errors, redis_client, redis_url, store
 
 __all__ = ["Check", "examine", "show"]
 
@@ -36,7 +36,7 @@ def examine(environ: Mapping[str, str]) -> list[Check]:
     checks = [_python()]
     try:
         tree = settings.Settings.load(environ, make_secrets=False)
-    except errors.SettingsRefused as problem:
+    except errors.Permanent as problem:
         return [*checks, Check(name="settings", level="fail", found=str(problem), todo="set it and run doctor again")]
     checks += _values(tree, environ)
     for part in (_journal, _broker, _redis, _store, _agent):
@@ -139,24 +139,31 @@ def _journal(tree: settings.Settings) -> Iterator[Check]:
 def _tried(name: str, todo: str, call: Callable[[], str]) -> Check:
     try:
         return Check(name=name, level="ok", found=call())
-    except (errors.IngestError, redis.RedisError, OSError, ValueError) as problem:
+    except redis.RedisError as problem:
+        return Check(name=name, level="fail", found=redis_client.trouble(problem), todo=todo)
+    except (errors.IngestError, OSError, ValueError) as problem:
         found = str(problem) if isinstance(problem, errors.IngestError) else type(problem).__name__
         return Check(name=name, level="fail", found=found, todo=todo)
 
 
 def _broker(tree: settings.Settings) -> Iterator[Check]:
-    from kombu import Connection  # slow, and only doctor asks like this
+    from memory_tasks import app as celery_app  # Celery: slow, and only doctor asks like this
 
     def connect() -> str:
+        client = celery_app.make_app(tree, _unused)
         try:
-            with Connection(
-                tree.producer.broker_url,
-                connect_timeout=3,
-                transport_options={"socket_timeout": 3, "socket_connect_timeout": 3},
-            ) as c:
-                c.ensure_connection(max_retries=0)
+            with client.connection_for_write() as connection:
+                connection.transport_options = connection.transport_options | {
+                    "socket_timeout": 3,
+                    "socket_connect_timeout": 3,
+                }
+                connection.ensure_connection(max_retries=0)
         except Exception as problem:  # noqa: BLE001 (every transport has its own errors)
-            raise errors.BrokerUnavailable(type(problem).__name__) from None
+            is_redis = redis_url.is_redis(tree.producer.broker_url)
+            words = redis_client.trouble(problem) if is_redis else type(problem).__name__
+            raise errors.BrokerUnavailable(words) from None
+        finally:
+            client.close()
         return "answers"
 
     yield _tried(
@@ -164,19 +171,28 @@ def _broker(tree: settings.Settings) -> Iterator[Check]:
         "start it (`memory-tasks up` starts the embedded one) or set MEMORY_BROKER_URL; the journal keeps all",
         connect,
     )
+    yield from _trusting("MEMORY_BROKER_URL", tree.producer.broker_url)
+
+
+def _unused() -> Any:
+    raise errors.Unsupported("doctor handles no messages")
+
+
+def _trusting(setting: str, url: str) -> Iterator[Check]:
+    if redis_url.is_redis(url) and not redis_url.parse(url, setting=setting).verified:
+        yield Check(
+            name=f"{setting} TLS",
+            level="warn",
+            found="ssl_cert_reqs=none: anybody on the way can read and change what travels",
+            todo="name the server's authority in ssl_ca_certs instead",
+        )
 
 
 def _redis(tree: settings.Settings) -> Iterator[Check]:
+    client = status.open_redis(tree.producer.redis_url)
     try:
-        client = status.open_redis(tree.producer.redis_url)
-    except (errors.IngestError, ValueError) as problem:
-        found = str(problem) if isinstance(problem, errors.IngestError) else "the URL is not usable"
-        yield Check(name="redis", level="fail", found=found, todo="set MEMORY_REDIS_URL")
-        return
-    try:
-        yield _tried(
-            "redis", "start it or set MEMORY_REDIS_URL", lambda: f"version {client.info('server')['redis_version']}"
-        )
+        yield _tried("redis", "start it or set MEMORY_REDIS_URL", lambda: _version(client))
+        yield from _trusting("MEMORY_REDIS_URL", tree.producer.redis_url)
         try:
             policy = str(client.config_get("maxmemory-policy").get("maxmemory-policy", ""))
         except redis.RedisError:
@@ -190,6 +206,16 @@ def _redis(tree: settings.Settings) -> Iterator[Check]:
             )
     finally:
         client.close()
+
+
+def _version(client: redis.Redis) -> str:
+    client.ping()
+    try:
+        server = client.info("server")
+    except redis.ResponseError:
+        return "answers; its access list hides its version"
+    eviction.check_mode(server)
+    return f"version {server['redis_version']}"
 
 
 def _store(tree: settings.Settings) -> Iterator[Check]:
@@ -232,10 +258,7 @@ def _workers(tree: settings.Settings, has_broker: bool) -> Iterator[Check]:
         return
     from memory_tasks import app as celery_app  # Celery: slow, and only doctor asks like this
 
-    def unused() -> Any:
-        raise errors.Unsupported("doctor handles no messages")
-
-    client = celery_app.make_app(tree, unused)
+    client = celery_app.make_app(tree, _unused)
     try:
         answers = client.control.ping(timeout=2.0)
     except Exception as problem:  # noqa: BLE001 (every transport has its own errors)

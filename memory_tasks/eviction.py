@@ -1,4 +1,5 @@
-"""Refusing a broker that evicts: under memory pressure it would drop queues and unfinished messages in silence."""
+"""Refusing a Redis that cannot be a broker: one that evicts would drop queues and unfinished messages in silence, a
+member of a cluster cannot hold queues, and a sentinel holds nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Any
 
 from producer import errors
 
-__all__ = ["check"]
+__all__ = ["check", "check_mode"]
 
 
 def check(memory: Mapping[str, Any]) -> None:
@@ -19,4 +20,16 @@ def check(memory: Mapping[str, Any]) -> None:
             "MEMORY_BROKER_URL",
             f"this Redis evicts keys when it is full ({policy}) and would lose queued events: "
             "set maxmemory-policy noeviction, or use another Redis for the broker",
+        )
+
+
+def check_mode(server: Mapping[str, Any]) -> None:
+    """Take the answer of `INFO server`. Raises `errors.Unsupported` for a cluster, `errors.SettingsRefused` for a
+    sentinel under a URL for its master."""
+    mode = server.get("redis_mode", "standalone")
+    if mode == "cluster":
+        raise errors.Unsupported("Redis Cluster as broker; use one Redis, or Sentinel for failover")
+    if mode == "sentinel":
+        raise errors.SettingsRefused(
+            "MEMORY_BROKER_URL", "names a sentinel: use sentinel://host:port/?master_name=… for the master it watches"
         )

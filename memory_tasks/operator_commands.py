@@ -200,12 +200,12 @@ def _listed(settings: Settings, limit: int) -> tuple[list[dead_letters.DeadLette
     """What Redis lists, and why it could not be asked."""
     try:
         client = status_module.open_redis(settings.producer.redis_url)
-    except (errors.IngestError, ValueError) as problem:
-        return [], type(problem).__name__
+    except errors.Permanent as problem:
+        return [], str(problem)
     try:
         return dead_letters.read(client, settings.producer.tenant, limit=limit), ""
     except errors.RedisUnavailable as problem:
-        return [], type(problem).__name__
+        return [], str(problem)
     finally:
         client.close()
 
@@ -215,7 +215,7 @@ def _take_off_listing(settings: Settings, chosen: Sequence[DeadLine]) -> None:
         return
     try:
         client = status_module.open_redis(settings.producer.redis_url)
-    except (errors.IngestError, ValueError):
+    except errors.Permanent:
         return
     try:
         dead_letters.take_off(client, settings.producer.tenant, [one.line_hash for one in chosen])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memory_tasks import settler, shared_store
-from producer import config, embedding, redis_client, store
+from producer import config, embedding, store
 from producer.recall import recent
 from producer.store import port
 
@@ -84,7 +84,7 @@ def make_settler(plan: Plan, *, open_store: OpenStore = store.open_store) -> set
                 open_store(url, token=token, timeout_s=plan.store_timeout_s, pool=plan.store_pool)
             ),
             recent=recent.RecentWrites(
-                redis_client.redis_url_of(plan.redis_url),
+                plan.redis_url,
                 tenant=tenant,
                 cache_key=plan.cache_key,
                 ttl_s=plan.recent_ttl_s,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import redis
 
-from producer import errors
+from producer import errors, redis_client
 
 __all__ = ["translated"]
 
@@ -18,4 +18,4 @@ def translated() -> Iterator[None]:
     try:
         yield
     except (redis.RedisError, OSError) as problem:
-        raise errors.RedisUnavailable(f"Redis did not take it ({type(problem).__name__})") from None
+        raise errors.RedisUnavailable(f"Redis {redis_client.trouble(problem)}") from None

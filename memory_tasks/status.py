@@ -17,10 +17,10 @@ import redis
 from rich.console import Console
 from rich.table import Table
 
-from memory_tasks import agent, counts, dead_letters, troubles
+from memory_tasks import agent, counts, dead_letters, redis_errors, troubles
 from memory_tasks.settings import Settings
 from producer import counts as turn_counts
-from producer import errors, message, redis_client
+from producer import errors, message, redis_client, redis_url
 from producer.journal import Journal, segments
 from producer.recall.engine import Recalled
 
@@ -42,6 +42,11 @@ def log_to_stderr(level: str = "INFO") -> None:
 
 def without_secrets(url: str) -> str:
     """A URL, or several in one setting, fit for a terminal: passwords and queries left out."""
+    if redis_url.is_redis(url):
+        try:
+            return redis_url.parse(url).shown
+        except errors.Permanent:
+            pass  # shown as far as it can be told apart
     return ";".join(map(_without_secrets, _NEXT_URL.split(url)))
 
 
@@ -76,10 +81,8 @@ def recalled_as_dict(found: Recalled) -> dict[str, Any]:
 
 
 def open_redis(url: str) -> redis.Redis:
-    """A client that answers soon or not at all. Raises `errors.IngestError` or `ValueError` for a URL it cannot use."""
-    return redis.Redis.from_url(
-        redis_client.redis_url_of(url), socket_timeout=_REDIS_TIMEOUT_S, socket_connect_timeout=_REDIS_TIMEOUT_S
-    )
+    """A client that answers soon or not at all. Raises `errors.Permanent` for a URL it cannot use."""
+    return redis_client.connect(url, connect_timeout_s=_REDIS_TIMEOUT_S, socket_timeout_s=_REDIS_TIMEOUT_S)
 
 
 def gather(settings: Settings) -> dict[str, Any]:
@@ -127,8 +130,8 @@ def _redis(settings: Settings) -> dict[str, Any]:
     producer = settings.producer
     try:
         client = open_redis(producer.redis_url)
-    except (errors.IngestError, ValueError) as problem:
-        return {"unreachable": f"the URL is not usable ({type(problem).__name__})"}
+    except errors.Permanent as problem:
+        return {"unreachable": str(problem)}
     try:
         counted = counts.read(client, producer.tenant)
         last, since = counted.pop(counts.LAST_STORED, None), counted.pop(counts.SINCE, None)
@@ -140,12 +143,24 @@ def _redis(settings: Settings) -> dict[str, Any]:
             "deadLetters": dead_letters.total(client, producer.tenant),
             "troubles": [_camel(dataclasses.asdict(one)) for one in troubles.read(client, producer.tenant)],
         }
-        if producer.broker_url.startswith("redis"):
-            report["queues"] = {name: int(client.llen(name)) for name in (message.QUEUE, message.BACKLOG_QUEUE)}
-            report["unacknowledged"] = int(client.hlen("memory:unacked"))
+        if redis_url.is_redis(producer.broker_url):
+            report |= _queues(producer.broker_url)
         return report
-    except (errors.RedisUnavailable, redis.RedisError) as problem:
-        return {"unreachable": type(problem).__name__}
+    except errors.RedisUnavailable as problem:
+        return {"unreachable": str(problem)}
+    finally:
+        client.close()
+
+
+def _queues(broker_url: str) -> dict[str, Any]:
+    """How much waits in the broker, which may be another Redis than the one for receipts."""
+    client = open_redis(broker_url)
+    try:
+        with redis_errors.translated():
+            return {
+                "queues": {name: int(client.llen(name)) for name in (message.QUEUE, message.BACKLOG_QUEUE)},
+                "unacknowledged": int(client.hlen("memory:unacked")),
+            }
     finally:
         client.close()
 

@@ -20,7 +20,6 @@ from memory_tasks import (
     verdicts,
 )
 from producer import redis_client, store
-from producer.recall import recent
 
 __all__ = ["Worker"]
 
@@ -71,8 +70,10 @@ class Worker:
 
     def _make(self) -> ingest.Ingest:
         given = self._given
-        self._redis = recent.connect(
-            redis_client.redis_url_of(given.producer.redis_url), timeout_s=given.redis_timeout_s
+        self._redis = redis_client.connect(
+            given.producer.redis_url,
+            connect_timeout_s=given.redis_timeout_s,
+            socket_timeout_s=given.redis_timeout_s,
         )
         plan = parts.Plan.of(
             given.producer,

@@ -13,9 +13,12 @@ How a worker sees our own headers: `self.request.headers` holds those beside Cel
 sends `self.request.headers` again as they are, and forgets the masks: a worker that changes the arguments signs anew,
 passes `headers=` for that, and the masks again. `self.request.delivery_info["redelivered"]` is true for a redelivery.
 
-Two queues, bound to no exchange of ours: messages go to the default exchange with the queue's name. They hold memory
-text until workers drain them; workers always consume both. No key of a queue expires: an event that leaves it unread
-would only be published again.
+Two queues; messages go to the default exchange with the queue's name. They hold memory text until workers drain them;
+workers always consume both. No key of a queue expires: an event that leaves it unread would only be published again.
+
+On RabbitMQ each message is confirmed, and mandatory: to a queue that is gone it is an error, and the queues are
+declared again. While a memory or disk alarm blocks publishers, one connection waits with one message, and `publish`
+fails at once.
 
 Times are short and nothing is retried in here: the dispatcher's thread waits, with its own back-off. A frozen broker
 costs that thread `socket_timeout_s`, and a host nothing. After a fork the child opens connections of its own.
@@ -28,7 +31,7 @@ import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from producer import errors, message
+from producer import errors, message, rabbitmq
 
 if TYPE_CHECKING:
     from producer.dispatcher import Publication
@@ -36,15 +39,17 @@ if TYPE_CHECKING:
 __all__ = ["KombuPublisher", "queues"]
 
 _BATCH = 100
+_BLOCKED = "RabbitMQ takes no messages until its memory or disk alarm ends"
 
 
 def queues(broker_url: str) -> list[Any]:
     """Both queues as kombu objects, the same for whoever declares them. On RabbitMQ they are quorum queues."""
     import kombu  # a host imports it only when it publishes
 
-    arguments = {"x-queue-type": "quorum"} if broker_url.startswith("amqp") else None
+    if rabbitmq.is_rabbitmq(broker_url):
+        return rabbitmq.queues()
     return [
-        kombu.Queue(name, kombu.Exchange(name, type="direct"), routing_key=name, queue_arguments=arguments)
+        kombu.Queue(name, kombu.Exchange(name, type="direct"), routing_key=name)
         for name in (message.QUEUE, message.BACKLOG_QUEUE)
     ]
 
@@ -54,20 +59,9 @@ class KombuPublisher:
 
     def __init__(self, broker_url: str, *, connect_timeout_s: float = 1.0, socket_timeout_s: float = 1.5) -> None:
         self._url = broker_url
-        self._options: dict[str, Any] = {"max_retries": 0, "interval_start": 0, "interval_step": 0, "interval_max": 0}
-        if broker_url.startswith("amqp"):
-            # Without confirms a publish to a dead RabbitMQ would look like success.
-            self._options |= {
-                "confirm_publish": True,
-                "read_timeout": socket_timeout_s,
-                "write_timeout": socket_timeout_s,
-            }
-        else:
-            self._options |= {
-                "socket_connect_timeout": connect_timeout_s,
-                "socket_timeout": socket_timeout_s,
-                "retry_on_timeout": False,
-            }
+        self._rabbitmq = rabbitmq.is_rabbitmq(broker_url)
+        self._blocked = False  # this connection, by an alarm of RabbitMQ
+        self._socket_timeout_s = socket_timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._origin = f"{os.getpid()}@{socket.gethostname()}"
         self._producer: Any = None
@@ -91,23 +85,69 @@ class KombuPublisher:
                     self._send(producer, publication)
         except Exception as problem:  # noqa: BLE001
             # The edge to kombu, whose transports raise what they like. What they say may quote the message.
+            if self._blocked and isinstance(problem, TimeoutError):
+                raise errors.BrokerUnavailable(_BLOCKED) from None
             self._drop()
-            raise errors.BrokerUnavailable(f"publishing failed ({type(problem).__name__})") from None
+            raise errors.BrokerUnavailable(self._words(problem)) from None
+
+    def _words(self, problem: Exception) -> str:
+        if self._rabbitmq:
+            return f"publishing failed: {rabbitmq.words(problem)}"
+        from producer import redis_client
+
+        return f"publishing failed: Redis {redis_client.trouble(problem)}"
 
     def _open(self) -> Any:
         import kombu  # takes longer than a turn may wait: on the dispatcher's thread, not where this object is made
 
+        if self._blocked:
+            self._wait_out_alarm()
         if self._producer is None:
-            self._connection = kombu.Connection(
-                self._url, connect_timeout=self._connect_timeout_s, transport_options=dict(self._options)
-            )
-            # `channel()` would try twice and sleep two seconds in between, whatever the options say.
-            channel = self._connection.default_channel
-            if self._url.startswith("amqp"):
-                for queue in queues(self._url):
-                    queue(channel).declare()  # a message to a queue that is not there would be dropped
-            self._producer = kombu.Producer(channel, auto_declare=False)
+            self._connect_rabbitmq() if self._rabbitmq else self._connect_redis()
+            self._producer = kombu.Producer(self._connection.default_channel, auto_declare=False)
         return self._producer
+
+    def _connect_redis(self) -> None:
+        import kombu
+
+        from producer import redis_client
+
+        form = redis_client.kombu_form(self._url, connect_timeout_s=self._connect_timeout_s)
+        options: dict[str, Any] = {"max_retries": 0, "interval_start": 0, "interval_step": 0, "interval_max": 0}
+        options |= {
+            "socket_connect_timeout": self._connect_timeout_s,
+            "socket_timeout": self._socket_timeout_s,
+            "retry_on_timeout": False,
+        }
+        self._connection = kombu.Connection(
+            form.url,
+            ssl=form.ssl,
+            connect_timeout=self._connect_timeout_s,
+            transport_options=options | form.transport_options,
+        )
+        # `channel()` would try twice and sleep two seconds in between, whatever the options say.
+        _ = self._connection.default_channel
+
+    def _connect_rabbitmq(self) -> None:
+        self._connection = rabbitmq.connect(
+            self._url,
+            connect_timeout_s=self._connect_timeout_s,
+            socket_timeout_s=self._socket_timeout_s,
+            on_blocked=lambda _: self._note_blocked(True),
+            on_unblocked=lambda: self._note_blocked(False),
+        )
+        for queue in rabbitmq.queues():
+            queue(self._connection.default_channel).declare()
+
+    def _note_blocked(self, is_blocked: bool) -> None:
+        self._blocked = is_blocked
+
+    def _wait_out_alarm(self) -> None:
+        """RabbitMQ no longer reads from a blocked connection, nor sees that it was closed: another one for each try
+        would stay there until the alarm ends."""
+        while self._blocked:
+            self._connection.drain_events(timeout=0)  # raises TimeoutError when nothing more is there
+        self._drop()  # what was confirmed late must not confirm what is sent next
 
     def _send(self, producer: Any, publication: Publication) -> None:
         masks = message.masks(publication.count)
@@ -120,6 +160,7 @@ class KombuPublisher:
             correlation_id=publication.task_id,
             reply_to="",
             retry=False,
+            **({"mandatory": True} if self._rabbitmq else {}),
             headers={
                 "lang": "py",
                 "task": message.TASK_NAME,
@@ -148,15 +189,12 @@ class KombuPublisher:
         """In a forked child: the socket is the parent's, and closing it politely would speak on it."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
-            self._producer = self._connection = None
+            self._producer, self._connection, self._blocked = None, None, False
 
     def _drop(self) -> None:
-        connection, self._connection, self._producer = self._connection, None, None
+        connection, self._connection, self._producer, self._blocked = self._connection, None, None, False
         if connection is not None:
-            try:
-                connection.collect(socket_timeout=0.1)
-            except Exception:  # noqa: BLE001, S110 - it is being thrown away, whatever it says
-                pass
+            rabbitmq.drop(connection)
 
     def close(self) -> None:
         """Close the connection."""

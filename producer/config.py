@@ -20,7 +20,7 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from producer import errors, message
+from producer import errors, message, redis_url
 from producer.hosts.hook_config import HookConfig
 
 __all__ = ["HookConfig", "ProducerConfig", "env_name", "is_local_url", "load", "state_dir"]
@@ -52,7 +52,7 @@ class ProducerConfig:
     )
     broker_url: str = _setting(
         MISSING,
-        "Celery broker: `redis://`, `rediss://`, `redis+socket://`, `sentinel://`, `amqp://`.",
+        "Celery broker: `redis://`, `rediss://`, `redis+socket://`, `sentinel://` (forms below), `amqp://`.",
         unit="URL",
         shown="redis+socket://<state>/redis/redis.sock",
     )
@@ -194,10 +194,9 @@ def _parse(name: str, text: str) -> Any:
 
 
 def _redis_of(broker_url: str) -> str:
-    scheme, _, rest = broker_url.partition("://")
-    if scheme == "redis+socket":
-        return f"unix://{rest}"
-    return broker_url if scheme in ("redis", "rediss", "sentinel") else ""
+    if not redis_url.is_redis(broker_url):
+        return ""
+    return broker_url.replace("redis+socket://", "unix://", 1)
 
 
 def _check_urls(values: Mapping[str, Any]) -> None:
@@ -209,11 +208,15 @@ def _check_urls(values: Mapping[str, Any]) -> None:
         )
     if store_scheme.startswith("rushdb") and not values.get("store_token"):
         raise errors.SettingsRefused("MEMORY_STORE_TOKEN", "a RushDB store needs its API key or engine token")
-    schemes = ("redis", "rediss", "redis+socket", "sentinel", "amqp", "amqps")
-    if values["broker_url"].partition("://")[0] not in schemes:
+    if redis_url.is_redis(values["broker_url"]):
+        redis_url.parse(values["broker_url"], setting="MEMORY_BROKER_URL")
+    elif values["broker_url"].partition("://")[0] not in ("amqp", "amqps"):
+        schemes = (*redis_url.SCHEMES, "amqp", "amqps")
         raise errors.SettingsRefused(
             "MEMORY_BROKER_URL", f"unknown form; use one of {', '.join(s + '://' for s in schemes)}"
         )
+    if values.get("redis_url"):
+        redis_url.parse(values["redis_url"])
 
 
 def _with_secrets(config: ProducerConfig, make: bool) -> ProducerConfig:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import urllib.parse
 from typing import Any
 
-from producer import broker, errors, message, receipt
-from producer.redis_client import redis_url_of
+from producer import errors, message, rabbitmq, receipt
 
 __all__ = ["RedisReceipts"]
 
@@ -28,7 +26,7 @@ class RedisReceipts:
         socket_timeout_s: float = 1.5,
     ) -> None:
         """`broker_url`: where the queues are, when not in this Redis; a RabbitMQ is asked through kombu."""
-        self._url = redis_url_of(redis_url)
+        self._url = redis_url
         self._broker_url = broker_url or redis_url
         self._connect_timeout_s = connect_timeout_s
         self._socket_timeout_s = socket_timeout_s
@@ -40,50 +38,42 @@ class RedisReceipts:
         return self._ask(self._url, lambda client: client.lpop(receipt.list_name(journal_id), max_entries)) or []
 
     def queue_length(self) -> int:
-        """Messages waiting in both queues; those a worker has taken are not among them.
+        """Messages waiting in both queues; those a worker has taken, or that wait for a retry, are not among them.
 
         Raises `errors.RedisUnavailable` or `errors.BrokerUnavailable`.
         """
-        if self._broker_url.startswith("amqp"):
+        if rabbitmq.is_rabbitmq(self._broker_url):
             return self._amqp_queue_length()
-        url = redis_url_of(self._broker_url)
-        return sum(self._ask(url, lambda client: [client.llen(n) for n in (message.QUEUE, message.BACKLOG_QUEUE)]))
+        names = (message.QUEUE, message.BACKLOG_QUEUE)
+        return sum(self._ask(self._broker_url, lambda client: [client.llen(name) for name in names]))
 
     def _ask(self, url: str, what: Any) -> Any:
         import redis  # nothing of it may be loaded on the hook path
 
+        from producer import redis_client
+
         try:
             return what(self._client(url))
         except (redis.RedisError, OSError) as problem:
-            raise errors.RedisUnavailable(f"Redis did not answer ({type(problem).__name__})") from None
+            raise errors.RedisUnavailable(f"Redis {redis_client.trouble(problem)}") from None
 
     def _client(self, url: str) -> Any:
-        import redis
-        from redis.backoff import NoBackoff
-        from redis.retry import Retry
+        from producer import redis_client
 
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._clients = {}  # the sockets are the parent's
         if url not in self._clients:
-            options: dict[str, Any] = {"socket_timeout": self._socket_timeout_s, "retry": Retry(NoBackoff(), 0)}
-            if urllib.parse.urlsplit(url).scheme != "unix":
-                options["socket_connect_timeout"] = self._connect_timeout_s
-            self._clients[url] = redis.Redis.from_url(url, **options)
+            self._clients[url] = redis_client.connect(
+                url, connect_timeout_s=self._connect_timeout_s, socket_timeout_s=self._socket_timeout_s
+            )
         return self._clients[url]
 
     def _amqp_queue_length(self) -> int:
-        import kombu
-
-        try:
-            with kombu.Connection(self._broker_url, connect_timeout=self._connect_timeout_s) as connection:
-                channel = connection.channel()
-                return sum(
-                    queue(channel).queue_declare(passive=True).message_count
-                    for queue in broker.queues(self._broker_url)
-                )
-        except Exception as problem:  # noqa: BLE001
-            raise errors.BrokerUnavailable(f"the broker did not answer ({type(problem).__name__})") from None
+        """A connection for each time: this is asked rarely, and only while something is overdue."""
+        timeouts = {"connect_timeout_s": self._connect_timeout_s, "socket_timeout_s": self._socket_timeout_s}
+        with rabbitmq.opened(self._broker_url, **timeouts) as connection:
+            return sum(queue.waiting for queue in rabbitmq.examine(connection))
 
     def close(self) -> None:
         """Close the connections."""

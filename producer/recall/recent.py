@@ -25,7 +25,7 @@ from typing import Any
 
 from producer import errors
 
-__all__ = ["RecentWrites", "connect", "key_name"]
+__all__ = ["RecentWrites", "key_name"]
 
 MAX_SCOPE_BYTES = 256 * 1024
 _FULL_SHARE = 0.75
@@ -63,26 +63,6 @@ def key_name(tenant: str, scope_key: str) -> str:
     return f"memory:recent:{tenant}:{scope_key}"
 
 
-def connect(url: str, *, timeout_s: float) -> Any:
-    """A redis-py client for this URL: nothing waits longer than `timeout_s` for one answer, nothing is retried but
-    the first command on a connection that the server has closed meanwhile."""
-    import redis  # lazy: the hook path and `import producer.recall` pay for the standard library alone
-    from redis.backoff import NoBackoff
-    from redis.retry import Retry
-
-    from producer import redis_client
-
-    options: dict[str, Any] = {
-        "socket_timeout": timeout_s,
-        "retry": Retry(NoBackoff(), 1, supported_errors=(redis.ConnectionError,)),
-        "max_connections": 32,
-    }
-    form = redis_client.redis_url_of(url)
-    if not form.startswith("unix://"):
-        options["socket_connect_timeout"] = timeout_s
-    return redis.Redis.from_url(form, **options)
-
-
 class RecentWrites:
     """Recent writes of one tenant. Threads and forked children may share it. Every call raises
     `errors.RedisUnavailable` when Redis does not answer in time: writers count it and go on, readers do without.
@@ -102,7 +82,7 @@ class RecentWrites:
         timeout_s: float = 0.5,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._make = redis if callable(redis) else lambda: connect(redis, timeout_s=timeout_s)
+        self._make = redis if callable(redis) else lambda: _connect(redis, timeout_s)
         self._client: Any = None
         self._tenant = tenant
         self._secret = cache_key.encode("utf-8") if isinstance(cache_key, str) else cache_key
@@ -196,10 +176,18 @@ class _Translated:
     def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, _trace: object) -> None:
         if problem is None or kind is None:
             return
-        import redis  # lazy, as above
+        import redis  # lazy, as below
+
+        from producer import redis_client
 
         if isinstance(problem, redis.RedisError | OSError):
-            raise errors.RedisUnavailable(f"recent writes are out of reach ({kind.__name__})") from problem
+            raise errors.RedisUnavailable(f"recent writes: Redis {redis_client.trouble(problem)}") from problem
+
+
+def _connect(url: str, timeout_s: float) -> Any:
+    from producer import redis_client  # lazy: the hook path and `import producer.recall` pay for the standard library
+
+    return redis_client.connect(url, connect_timeout_s=timeout_s, socket_timeout_s=timeout_s)
 
 
 def _milliseconds(redis_time: tuple[int, int]) -> int:

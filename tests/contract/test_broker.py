@@ -20,7 +20,6 @@ from producer import errors, message, receipt
 from producer.broker import KombuPublisher, queues
 from producer.dispatcher import Publication
 from producer.receipt_source import RedisReceipts
-from producer.redis_client import redis_url_of
 from tests.contract.foreign_worker import SEEN
 from tests.redis_server import RedisServer, redis_server
 
@@ -241,26 +240,6 @@ def test_a_password_is_used(tmp_path: Path) -> None:
             stranger.publish([publication("2")])
         for opened in (publisher, source, stranger):
             opened.close()
-
-
-@pytest.mark.parametrize(
-    ("url", "form"),
-    [
-        ("redis+socket:///run/r.sock", "unix:///run/r.sock"),
-        ("unix:///run/r.sock", "unix:///run/r.sock"),
-        ("redis://:p@host:1/2", "redis://:p@host:1/2"),
-        ("rediss://host", "rediss://host"),
-    ],
-)
-def test_urls_in_celerys_form_are_turned_into_those_of_redis_py(url: str, form: str) -> None:
-    assert redis_url_of(url) == form
-
-
-def test_other_urls_are_refused() -> None:
-    with pytest.raises(errors.SettingsRefused):
-        redis_url_of("http://host")
-    with pytest.raises(errors.Unsupported):
-        redis_url_of("sentinel://host")
 
 
 def test_queues_on_rabbitmq_are_quorum_queues() -> None:

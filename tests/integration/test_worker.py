@@ -15,7 +15,7 @@ import redis as redis_py
 from pytest_celery import CeleryTestSetup
 
 from memory_tasks import counts, dead_letters, lease, receipts, troubles
-from producer import broker, capture, config, message, receipt, redis_client
+from producer import broker, capture, config, message, receipt
 from producer.receipt import State
 from producer.store.sqlite import SqliteStore
 from tests import worker_messages as make
@@ -33,7 +33,7 @@ class Bench:
         self.setup = setup
         self.settings = config.load(environment)
         self.key = self.settings.key
-        self.redis = redis_py.Redis.from_url(redis_client.redis_url_of(self.settings.redis_url))
+        self.redis = redis_py.Redis.from_url(self.settings.redis_url)
         self.publisher = broker.KombuPublisher(self.settings.broker_url)
         self.store = SqliteStore(self.settings.store_url.removeprefix("sqlite:///"))
         self.faults = Path(environment["TEST_FAULTS_DIR"])
