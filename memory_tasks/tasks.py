@@ -7,6 +7,7 @@ message, in logs, events, `inspect` and Flower, never holds its arguments: `Quie
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -42,8 +43,11 @@ class QuietRequest(Request):
         return super().info(safe=True)
 
 
-def register(app: celery.Celery, ingest_of: Callable[[], ingest.Ingest]) -> celery.Task:
-    """Add the task to this app. `ingest_of` gives what handles messages, once the worker runs."""
+def register(
+    app: celery.Celery, ingest_of: Callable[[], ingest.Ingest], *, whole_countdowns: bool = False
+) -> celery.Task:
+    """Add the task to this app. `ingest_of` gives what handles messages, once the worker runs. `whole_countdowns`: the
+    broker itself holds retries back, for whole seconds."""
 
     @app.task(
         bind=True,
@@ -62,7 +66,7 @@ def register(app: celery.Celery, ingest_of: Callable[[], ingest.Ingest]) -> cele
             received_s=vars(request)[RECEIVED],
         )
         if again is not None:
-            _come_again(self, again)
+            _come_again(self, again, whole_countdowns=whole_countdowns)
 
     return memory_ingest
 
@@ -86,21 +90,27 @@ def _receive(
         return None
 
 
-def _come_again(task: celery.Task, again: verdicts.Again) -> None:
+def _come_again(task: celery.Task, again: verdicts.Again, *, whole_countdowns: bool = False) -> None:
     """Raise Celery's Retry. When it cannot be published, the message goes back to the broker as it came."""
     arguments = again.arguments()
+    countdown_s = max(1, math.ceil(again.countdown_s)) if whole_countdowns else again.countdown_s
     try:
         raise task.retry(
             args=(),
             kwargs=arguments,
-            countdown=again.countdown_s,
+            countdown=countdown_s,
             exc=errors.Retryable(again.reason),
             headers=message.sign(arguments, again.key),
-            queue=task.request.delivery_info["routing_key"],
+            queue=_queue_of(task.request.delivery_info["routing_key"]),
             **message.masks(len(again.items)),
         )
     except Reject as refused:
         raise Reject(type(refused.reason).__name__, requeue=True) from None
+
+
+def _queue_of(routing_key: str) -> str:
+    """The queue that it came from. RabbitMQ brings a retry back with its delay in front of the name."""
+    return message.BACKLOG_QUEUE if routing_key.endswith(message.BACKLOG_QUEUE) else message.QUEUE
 
 
 def _place_of(fault: Exception) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import urllib.parse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,11 +22,14 @@ from typing import Any
 from producer import errors, message
 
 __all__ = [
+    "OTHER_KIND",
+    "REFUSALS",
     "QueueState",
     "connect",
     "drop",
     "examine",
     "is_rabbitmq",
+    "is_verified",
     "opened",
     "plain_url",
     "queues",
@@ -39,6 +42,10 @@ _SCHEMES = ("amqp", "amqps")
 _FILES = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
 _KNOWN = (*_FILES, "ssl_cert_reqs", "ssl_check_hostname")
 _NEXT_NODE = re.compile(r";(?=[a-z+]+://)")
+OTHER_KIND = 406  # PRECONDITION_FAILED: what is declared is there, and is not what is declared
+REFUSALS = (403, 530)  # ACCESS_REFUSED, NOT_ALLOWED: this user, this virtual host
+_NOT_FOUND = 404
+_OURS = re.compile(r"(queue|exchange) '(memory|memory\.backlog|celery_delayed_\w+)'")
 _QUORUM = {"x-queue-type": "quorum"}
 
 
@@ -104,10 +111,15 @@ def _tls_of(host: str, given: dict[str, str]) -> dict[str, Any]:
     return options
 
 
+def is_verified(url: str) -> bool:
+    """False for TLS that trusts everybody."""
+    return "cert_reqs" not in (tls := tls_options(url) or {}) or bool(tls["cert_reqs"])
+
+
 def queues() -> list[Any]:
     """Both queues as kombu objects, the same for whoever declares them: quorum queues, replicated and on disk.
 
-    Their exchanges are of type topic: Celery brings a retry back through them (the queue's name is the end of its routing key).
+    Their exchanges are of type topic: through them Celery brings retries back, a delay in front of the routing key.
     """
     import kombu
 
@@ -175,33 +187,35 @@ def examine(connection: Any) -> list[QueueState]:
 
 
 def _examine(connection: Any, queue: Any) -> QueueState:
-    from amqp.exceptions import NotFound, PreconditionFailed
-
     try:
         told = queue(connection.channel()).queue_declare(passive=True)
-    except NotFound:
+    except connection.channel_errors as problem:
+        if problem.code != _NOT_FOUND:
+            raise
         return QueueState(name=queue.name, exists=False, is_quorum=False, waiting=0, consumers=0)
     is_quorum = True
     try:
         queue(connection.channel()).queue_declare()  # it is there: this only compares
-    except PreconditionFailed:
+    except connection.channel_errors as problem:
+        if problem.code != OTHER_KIND:
+            raise
         is_quorum = False
     return QueueState(
         name=queue.name, exists=True, is_quorum=is_quorum, waiting=told.message_count, consumers=told.consumer_count
     )
 
 
-def words(problem: BaseException, *, of: Sequence[str] = (message.QUEUE, message.BACKLOG_QUEUE)) -> str:
-    """What went wrong and what to do, in words of ours: those of the broker may quote names, those of kombu messages.
-    `of`: the queues that were being declared."""
+def words(problem: BaseException) -> str:
+    """What went wrong and what to do, in words of ours: the broker's may quote a login, kombu's a message."""
     problem = problem.__cause__ or problem  # kombu wraps what happened while it connected
-    match getattr(problem, "code", 0):
+    code = getattr(problem, "code", 0)
+    match code:
         case 403:
             return "RabbitMQ refuses this user: check name, password and permissions (rabbitmqctl set_permissions)"
-        case 406:
+        case _ if code == OTHER_KIND:
             return (
-                f"RabbitMQ has a queue or exchange named like one of ours ({', '.join(of)}) that is of another kind; "
-                "ours are quorum queues behind topic exchanges: drain and delete it, or use a virtual host of its own"
+                f"RabbitMQ has {_named(problem)} of another kind; ours are quorum queues and topic exchanges: "
+                "drain and delete it, or use a virtual host of its own"
             )
         case 530:
             return "RabbitMQ has no such virtual host, or this user may not use it (rabbitmqctl add_vhost)"
@@ -211,3 +225,8 @@ def words(problem: BaseException, *, of: Sequence[str] = (message.QUEUE, message
             return "the certificate of this RabbitMQ is not trusted, or not for this name: see ssl_ca_certs"
         case _:
             return f"RabbitMQ did not answer, or not as it should ({type(problem).__name__})"
+
+
+def _named(problem: BaseException) -> str:
+    found = _OURS.search(str(problem))
+    return f"the {found[1]} {found[2]}, but" if found else "something named like ours, but"
