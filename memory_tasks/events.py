@@ -14,6 +14,13 @@ __all__ = ["CompleteDispatcher", "CompleteEvents"]
 
 
 class CompleteDispatcher(EventDispatcher):
+    def enable(self) -> None:
+        """Without confirms, where the connection has them (RabbitMQ): to wait for one per event would hold up the
+        worker, for as long as an alarm blocks publishers there. What is lost of events is only seen by nobody."""
+        if hasattr(self.connection.connection, "confirm_publish"):
+            self.connection.connection.confirm_publish = False
+        super().enable()
+
     def flush(self, errors: bool = True, groups: bool = True) -> None:
         super().flush(errors=errors, groups=False)
         if not groups:
