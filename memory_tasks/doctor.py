@@ -16,9 +16,11 @@ import redis
 from rich.console import Console
 
 from memory_tasks import agent, eviction, settings, status
-from producer import errors, redis_client, redis_url, store
+from producer import errors, rabbitmq, redis_client, redis_url, store
 
 __all__ = ["Check", "examine", "show"]
+
+_RABBITMQ_LEAST = (3, 10)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +149,10 @@ def _tried(name: str, todo: str, call: Callable[[], str]) -> Check:
 
 
 def _broker(tree: settings.Settings) -> Iterator[Check]:
+    if rabbitmq.is_rabbitmq(tree.producer.broker_url):
+        yield from _rabbitmq(tree.producer.broker_url)
+        yield from _trusting("MEMORY_BROKER_URL", tree.producer.broker_url)
+        return
     from memory_tasks import app as celery_app  # Celery: slow, and only doctor asks like this
 
     def connect() -> str:
@@ -178,8 +184,45 @@ def _unused() -> Any:
     raise errors.Unsupported("doctor handles no messages")
 
 
+def _rabbitmq(url: str) -> Iterator[Check]:
+    try:
+        with rabbitmq.opened(url, connect_timeout_s=3.0, socket_timeout_s=3.0) as connection:
+            told = connection.connection.server_properties
+            queues = rabbitmq.examine(connection)
+    except errors.IngestError as problem:
+        todo = "start it, or set MEMORY_BROKER_URL; the journal keeps all"
+        yield Check(name="broker", level="fail", found=str(problem), todo=todo)
+        return
+    version = str(told.get("version", "of an unknown version"))
+    yield Check(name="broker", level="ok", found=f"{told.get('product', 'RabbitMQ')} {version} answers")
+    if version.startswith(("2.", "3.")) and tuple(map(int, version.split(".")[:2])) < _RABBITMQ_LEAST:
+        yield Check(
+            name="broker version",
+            level="fail",
+            found="retries wait in quorum queues with a time to live, which it does not have",
+            todo="use RabbitMQ 3.10 or later",
+        )
+    yield from map(_quorum, queues)
+
+
+def _quorum(queue: rabbitmq.QueueState) -> Check:
+    name = f"queue {queue.name}"
+    if not queue.exists:
+        return Check(name=name, level="note", found="is not there yet; a host or worker makes it")
+    found = f"{queue.waiting} waiting, {queue.consumers} workers"
+    if queue.is_quorum:
+        return Check(name=name, level="ok", found=f"quorum queue, {found}")
+    return Check(
+        name=name,
+        level="fail",
+        found=f"is no quorum queue, or has other arguments ({found}): hosts and workers refuse it",
+        todo="drain and delete it, or use a virtual host of its own; limits belong into a policy",
+    )
+
+
 def _trusting(setting: str, url: str) -> Iterator[Check]:
-    if redis_url.is_redis(url) and not redis_url.parse(url, setting=setting).verified:
+    is_redis = redis_url.is_redis(url)
+    if not (redis_url.parse(url, setting=setting).verified if is_redis else rabbitmq.is_verified(url)):
         yield Check(
             name=f"{setting} TLS",
             level="warn",
@@ -197,7 +240,14 @@ def _redis(tree: settings.Settings) -> Iterator[Check]:
             policy = str(client.config_get("maxmemory-policy").get("maxmemory-policy", ""))
         except redis.RedisError:
             return
-        if policy and policy != "noeviction":
+        if policy and policy != "noeviction" and rabbitmq.is_rabbitmq(tree.producer.broker_url):
+            yield Check(
+                name="redis eviction",
+                level="warn",
+                found=f"maxmemory-policy is {policy}: receipts can vanish, which costs redeliveries",
+                todo="CONFIG SET maxmemory-policy noeviction, and in its configuration file",
+            )
+        elif policy and policy != "noeviction":
             yield Check(
                 name="redis eviction",
                 level="fail",

@@ -20,7 +20,7 @@ from rich.table import Table
 from memory_tasks import agent, counts, dead_letters, redis_errors, troubles
 from memory_tasks.settings import Settings
 from producer import counts as turn_counts
-from producer import errors, message, redis_client, redis_url
+from producer import errors, message, rabbitmq, redis_client, redis_url
 from producer.journal import Journal, segments
 from producer.recall.engine import Recalled
 
@@ -145,6 +145,8 @@ def _redis(settings: Settings) -> dict[str, Any]:
         }
         if redis_url.is_redis(producer.broker_url):
             report |= _queues(producer.broker_url)
+        else:
+            report["queues"] = _rabbitmq_queues(producer.broker_url)
         return report
     except errors.RedisUnavailable as problem:
         return {"unreachable": str(problem)}
@@ -163,6 +165,16 @@ def _queues(broker_url: str) -> dict[str, Any]:
             }
     finally:
         client.close()
+
+
+def _rabbitmq_queues(broker_url: str) -> dict[str, Any]:
+    """How much waits there; it does not tell a client what workers have, nor what waits for a retry."""
+    timeouts = {"connect_timeout_s": _REDIS_TIMEOUT_S, "socket_timeout_s": _REDIS_TIMEOUT_S}
+    try:
+        with rabbitmq.opened(broker_url, **timeouts) as connection:
+            return {queue.name: queue.waiting for queue in rabbitmq.examine(connection)}
+    except errors.BrokerUnavailable as problem:
+        return {"unreachable": str(problem)}
 
 
 def _agent(settings: Settings) -> dict[str, Any]:
