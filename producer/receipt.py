@@ -10,8 +10,9 @@ A receipt names a line by `lineHash` and speaks for that line only. Not a Celery
                                                               └──▶ forgotten   ends any state
 
 Terminal: `forgotten`, `stored`, `dead`. Of two receipts for one line the one named first here holds, except that
-`deferred` with reason `unsure` (or `unsure:held`, below) reopens a line that is still in the journal. The journal adds states of its own:
-`replayed` (an operator voids earlier receipts) and `discarded` (an operator gave a dead line up; terminal).
+`deferred` with reason `unsure` (or `unsure:held`, below) reopens a line that is still in the journal. The journal adds
+states of its own: `replayed` (an operator voids earlier receipts) and `discarded` (an operator gave a dead line up;
+terminal).
 
 Reasons of `deferred` that are more than codes for people: `held` (the store is known to be away, nothing was sent: no
 word against the line), `unsure`, and `unsure:held` for both.
@@ -76,7 +77,7 @@ class Receipt:
 
     @property
     def is_unsure(self) -> bool:
-        """Deferred, and what earlier deliveries wrote may still be applied: it is delivered again whatever else holds."""
+        """Deferred, and what was written may still be applied: it is delivered again whatever other receipts say."""
         return self.state is State.DEFERRED and self.reason in (UNSURE, UNSURE_HELD)
 
     @property

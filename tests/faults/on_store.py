@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from tests.faults.table import Row
 from tests.faults.world import World, frozen, is_ready, wait_for
 
 MEMORY_BYTES = 300 << 20
+_HANDLED = re.compile(r"action=handled .* lines=(\d+)")
 _REFUSED = (
     b"HTTP/1.1 422 Unprocessable Entity\r\nContent-Type: application/json\r\nContent-Length: 37\r\n"
     b'Connection: close\r\n\r\n{"success":false,"message":"refused"}'
@@ -58,14 +60,24 @@ def retry_flood(name: str, scale: Scale) -> Row:
             highest = max(highest, world.workers[0].rss_bytes())
             time.sleep(0.25)
         world.wait_done(host, deadline_s=600)
+        before = _handled(world)
         world.store.start()
         settled = world.settle(scale.pick(240, 3600))
+        messages, lines = (after - then for after, then in zip(_handled(world), before, strict=True))
         highest = max(highest, world.workers[0].rss_bytes())
         must(world, settled, "not settled")
         must(world, highest < MEMORY_BYTES, f"the worker took {highest >> 20} MiB")
         must(world, world.workers[0].running and world.workers[0].pid == pid, "the worker was restarted")
-        world.notes.append(f"worker at most {highest >> 20} MiB")
+        # Lines that waited for the store's sake come back many to a message.
+        must(world, messages * 4 < lines, f"{messages} messages for {lines} lines after the outage")
+        world.notes.append(f"worker at most {highest >> 20} MiB, {messages} messages for {lines} lines after it")
         return world.row(name)
+
+
+def _handled(world: World) -> tuple[int, int]:
+    """Messages that workers answered, and lines in them."""
+    lines = [int(found[1]) for worker in world.workers for found in _HANDLED.finditer(worker.words())]
+    return len(lines), sum(lines)
 
 
 @scenario("F42-long-outage")
