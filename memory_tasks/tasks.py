@@ -1,7 +1,8 @@
 """The one Celery task, `memory.ingest`: a shell around `ingest.Ingest`, and the only place where faults of ours end.
 
 Retries are published with their signature and their masks anew: Celery's `retry` keeps neither. What Celery says of a
-message, in logs, events, `inspect` and Flower, never holds its arguments: `QuietRequest` knows their number only.
+message, in logs, events, `inspect` and Flower, never holds its arguments: `QuietRequest` knows their number only. Nor can
+a task be revoked: what is durable ends by a receipt.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import celery
 from celery.exceptions import Reject
+from celery.worker import state
 from celery.worker.request import Request
 
 from memory_tasks import clock, ingest, verdicts
@@ -37,6 +39,15 @@ class QuietRequest(Request):
         self._request_dict.update(masks, shadow=None)
         # Before a countdown and before the wait for a free thread: the broker's clock has been running since.
         self._request_dict[RECEIVED] = clock.now_s()
+
+    def revoked(self) -> bool:
+        """Never: it would drop a delivery or its later look, and for hours whatever its journal publishes again."""
+        if self.id in state.revoked:
+            logger.warning("action=revoke_ignored id=%s; to end an event, forget it by an order", self.id)
+        return False
+
+    def terminate(self, pool: Any, signal: Any = None) -> None:
+        """Not either; and threads cannot be killed."""
 
     def info(self, safe: bool = False) -> dict[str, Any]:
         """For `inspect`, which asks for the arguments themselves unless it is told otherwise."""
