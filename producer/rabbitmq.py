@@ -208,7 +208,7 @@ def _examine(connection: Any, queue: Any) -> QueueState:
 def words(problem: BaseException) -> str:
     """What went wrong and what to do, in words of ours: the broker's may quote a login, kombu's a message."""
     problem = problem.__cause__ or problem  # kombu wraps what happened while it connected
-    code = getattr(problem, "code", 0)
+    code = getattr(problem, "code", 0) or getattr(problem, "reply_code", 0)
     match code:
         case 403:
             return "RabbitMQ refuses this user: check name, password and permissions (rabbitmqctl set_permissions)"
