@@ -151,7 +151,7 @@ def trouble(problem: BaseException) -> str:
     if any(isinstance(one, redis.TimeoutError | TimeoutError) for one in chain):
         return "does not answer in time: it is frozen, overloaded or behind a firewall"
     if any(isinstance(one, redis.ConnectionError | OSError) for one in chain):
-        return "cannot be reached: see that it runs and that the address is right"
+        return "cannot be reached: see that it runs, and that address and scheme are right (rediss:// for a TLS port)"
     return f"failed ({type(problem).__name__})"
 
 

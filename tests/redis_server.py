@@ -4,6 +4,8 @@
         redis.broker_url, redis.url, redis.pid
     with redis_server(tmp_path, unixsocket=False) as redis:  # loopback TCP on a free port
         redis.kill(); redis.start()                        # same directory, same address
+    with redis_server(tmp_path, tls=certificates.make(tmp_path)) as redis:  # TLS; also `client_certificates`
+    with redis_server(tmp_path, users=["host on >secret ~memory* +@read"]) as redis:   # an ACL file
 
 The server is ours alone: it binds to loopback or to a socket in its directory, and is stopped by its own pid.
 """
@@ -14,12 +16,16 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import tempfile
 import time
+import urllib.parse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from tests.certificates import Certificates
 
 __all__ = ["RedisServer", "redis_server"]
 
@@ -60,8 +66,13 @@ class RedisServer:
         binary: str | None = None,
         persistent: bool = True,
         password: str = "",
+        tls: Certificates | None = None,
+        client_certificates: bool = False,
+        users: Sequence[str] = (),
         extra: Sequence[str] = (),
     ) -> None:
+        """`users`: lines of an ACL file without their first word, beside `default`, who has `password` or none."""
+        unixsocket = unixsocket and tls is None
         self.directory = Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)
         self.port = 0 if unixsocket else (port or _free_port())
@@ -69,6 +80,9 @@ class RedisServer:
         self._short = tempfile.mkdtemp(prefix="redis-") if unixsocket else ""
         self.socket_path = f"{self._short}/redis.sock" if unixsocket else ""
         self.password = password
+        self.tls = tls
+        self._client_certificates = client_certificates
+        self._users = list(users)
         self._binary = binary or _server_binary()
         self._persistent = persistent
         self._extra = list(extra)
@@ -76,19 +90,27 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        """For redis-py."""
-        login = f":{self.password}@" if self.password else ""
-        return f"unix://{login}{self.socket_path}" if self.socket_path else f"redis://{login}127.0.0.1:{self.port}/0"
+        """For redis-py, and for us."""
+        login = f":{urllib.parse.quote(self.password, safe='')}@" if self.password else ""
+        return f"unix://{login}{self.socket_path}" if self.socket_path else self._tcp_url(login)
 
     @property
     def broker_url(self) -> str:
-        """For kombu and Celery."""
-        login = f":{self.password}@" if self.password else ""
-        return (
-            f"redis+socket://{login}{self.socket_path}"
-            if self.socket_path
-            else f"redis://{login}127.0.0.1:{self.port}/0"
-        )
+        """For kombu and Celery, and for us."""
+        return self.url.replace("unix://", "redis+socket://", 1)
+
+    def url_of(self, user: str, password: str) -> str:
+        """For us, as this user."""
+        login = f"{user}:{urllib.parse.quote(password, safe='')}@"
+        return f"redis+socket://{login}{self.socket_path}" if self.socket_path else self._tcp_url(login)
+
+    def _tcp_url(self, login: str) -> str:
+        if self.tls is None:
+            return f"redis://{login}127.0.0.1:{self.port}/0"
+        given = {"ssl_ca_certs": str(self.tls.ca)}
+        if self._client_certificates:
+            given |= {"ssl_certfile": str(self.tls.client[0]), "ssl_keyfile": str(self.tls.client[1])}
+        return f"rediss://{login}127.0.0.1:{self.port}/0?{urllib.parse.urlencode(given, safe='/')}"
 
     @property
     def pid(self) -> int:
@@ -101,10 +123,12 @@ class RedisServer:
         address = (
             ["--port", "0", "--unixsocket", self.socket_path, "--unixsocketperm", "700"]
             if self.socket_path
-            else ["--port", str(self.port), "--bind", "127.0.0.1"]
+            else [*self._listening(), "--bind", "127.0.0.1"]
         )
         keeping = ["--appendonly", "yes", "--appendfsync", "everysec"] if self._persistent else ["--appendonly", "no"]
-        login = ["--requirepass", self.password] if self.password else []
+        login = ["--requirepass", self.password] if self.password and not self._users else []
+        if self._users:
+            login += ["--aclfile", str(self.write_users(self._users))]
         command = [self._binary, *address, "--dir", str(self.directory), "--save", "", *keeping, *login]
         command += ["--daemonize", "no", "--maxmemory-policy", "noeviction", *self._extra]
         with (self.directory / "server.log").open("ab") as log:
@@ -118,6 +142,26 @@ class RedisServer:
                 )
             time.sleep(0.01)
 
+    def _listening(self) -> list[str]:
+        if self.tls is None:
+            return ["--port", str(self.port)]
+        certificate, key = self.tls.server
+        return [
+            *("--port", "0", "--tls-port", str(self.port), "--tls-ca-cert-file", str(self.tls.ca)),
+            *("--tls-cert-file", str(certificate), "--tls-key-file", str(key), "--tls-replication", "yes"),
+            *("--tls-auth-clients", "yes" if self._client_certificates else "no"),
+        ]
+
+    def write_users(self, users: Sequence[str]) -> Path:
+        """The ACL file with these users from now on; `ACL LOAD` makes a running server read it."""
+        self._users = list(users)
+        default = (
+            f"user default on >{self.password} ~* &* +@all" if self.password else "user default on nopass ~* &* +@all"
+        )
+        path = self.directory / "users.acl"
+        path.write_text("\n".join([default, *(f"user {user}" for user in self._users)]) + "\n")
+        return path
+
     def _answers(self) -> bool:
         try:
             if self.socket_path:
@@ -126,7 +170,12 @@ class RedisServer:
                     connection.connect(self.socket_path)
                     return self._ping(connection)
             with socket.create_connection(("127.0.0.1", self.port), timeout=1.0) as connection:
-                return self._ping(connection)
+                if self.tls is None:
+                    return self._ping(connection)
+                context = ssl.create_default_context(cafile=self.tls.ca)
+                context.load_cert_chain(*self.tls.client)
+                with context.wrap_socket(connection, server_hostname="127.0.0.1") as secured:
+                    return self._ping(secured)
         except OSError:
             return False
 
@@ -179,6 +228,9 @@ def redis_server(
     binary: str | None = None,
     persistent: bool = True,
     password: str = "",
+    tls: Certificates | None = None,
+    client_certificates: bool = False,
+    users: Sequence[str] = (),
     extra: Sequence[str] = (),
 ) -> Iterator[RedisServer]:
     """A running server, gone at the end. `port` (with `unixsocket=False`) fixes the port, else a free one is taken."""
@@ -189,6 +241,9 @@ def redis_server(
         binary=binary,
         persistent=persistent,
         password=password,
+        tls=tls,
+        client_certificates=client_certificates,
+        users=users,
         extra=extra,
     )
     try:

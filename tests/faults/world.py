@@ -29,7 +29,7 @@ import psutil
 import redis as redis_py
 
 from memory_tasks import counts, supervisor
-from producer import config, message
+from producer import config, message, redis_client
 from tests.faults import count as counting
 from tests.faults.count import Count, JournalWatch
 from tests.faults.process import ROOT, Process
@@ -37,6 +37,7 @@ from tests.faults.proxy import FaultProxy
 from tests.faults.table import Row
 from tests.redis_server import RedisServer
 from tests.rushdb_server import RunningServer, rushdb_server
+from tests.sentinel_group import SentinelGroup
 
 __all__ = ["LATE_BOUND_S", "SHORT_TIMES", "World", "frozen", "is_ready", "wait_for"]
 
@@ -84,9 +85,12 @@ class World:
         redis_proxy: bool = False,
         store_proxy: bool = False,
         redis_extra: Sequence[str] = (),
+        broker: str = "redis",
         journal_dir: Path | None = None,
     ) -> None:
+        """`broker`: "redis", or "sentinel" for a `group` of two Redis and three sentinels."""
         self.seed = seed
+        self._broker = broker
         self._began = time.monotonic()
         self._given = (workers, store, dict(settings or {}), persistent, redis_proxy, store_proxy, tuple(redis_extra))
         self._journal_dir = journal_dir
@@ -121,11 +125,20 @@ class World:
         store_proxied: bool,
         redis_extra: Sequence[str],
     ) -> None:
-        self.redis = RedisServer(self.directory / "redis", unixsocket=False, persistent=persistent, extra=redis_extra)
-        self._stack.callback(self.redis.remove)
-        self.redis.start()
+        self.group = SentinelGroup(self.directory / "group", extra=redis_extra) if self._broker == "sentinel" else None
+        if self.group is not None:
+            self._stack.callback(self.group.remove)
+            self.group.start()
+            self.redis = self.group.servers[0]
+        else:
+            self.redis = RedisServer(
+                self.directory / "redis", unixsocket=False, persistent=persistent, extra=redis_extra
+            )
+            self._stack.callback(self.redis.remove)
+            self.redis.start()
         self.redis_proxy = self._proxy(("127.0.0.1", self.redis.port)) if redis_proxied else None
         redis_port = self.redis_proxy.port if self.redis_proxy else self.redis.port
+        redis_url = self.group.url if self.group is not None else f"redis://127.0.0.1:{redis_port}/0"
         self.store_file = self.directory / "store.sqlite"
         self.store: RunningServer | None = None
         self.store_proxy: FaultProxy | None = None
@@ -144,7 +157,7 @@ class World:
             MARK: str(self.directory),
             **SHORT_TIMES,
             "MEMORY_STATE_DIR": str(self.directory / "state"),
-            "MEMORY_BROKER_URL": f"redis://127.0.0.1:{redis_port}/0",
+            "MEMORY_BROKER_URL": redis_url,
             "MEMORY_STORE_URL": store_url,
             "MEMORY_STORE_TOKEN": self.store.token if self.store else "",
             "MEMORY_JOURNAL_DIR": str(self._journal_dir or self.directory / "journal-0"),
@@ -152,7 +165,8 @@ class World:
         }
         self.settings = config.load(self.environ)  # makes the secrets that all share
         self.load_file = self.directory / "load"
-        self.client = redis_py.Redis.from_url(self.redis.url, socket_timeout=5.0)
+        of_redis = self.group.url if self.group is not None else self.redis.url
+        self.client = redis_client.connect(of_redis, connect_timeout_s=5.0, socket_timeout_s=5.0)
         self._stack.callback(self.client.close)
         self._watches: dict[str, JournalWatch] = {}
 
