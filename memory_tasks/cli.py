@@ -6,7 +6,6 @@ Exit codes: 0 done; 1 the answer is no (refused, unhealthy, lost); 2 the command
 
 from __future__ import annotations
 
-import getpass
 import io
 import json
 import os
@@ -26,10 +25,11 @@ from memory_tasks import agent as agent_module
 from memory_tasks import connect as connect_module
 from memory_tasks import demo as demo_module
 from memory_tasks import doctor as doctor_module
-from memory_tasks import embedded, operator_commands, supervisor, tenants
+from memory_tasks import embedded, fact_commands, operator_commands, supervisor, tenants, terminal
 from memory_tasks import status as status_module
 from memory_tasks.settings import Settings
-from producer import config, errors, outcomes, scope
+from memory_tasks.terminal import AgentId, AsJson, Participant, ProfileId
+from producer import config, errors, outcomes
 from producer.memory import AgentMemory
 
 __all__ = ["app", "main"]
@@ -43,18 +43,12 @@ app = typer.Typer(
 connect_app = typer.Typer(no_args_is_help=True, help="Connect an agent host.")
 app.add_typer(connect_app, name="connect")
 app.add_typer(operator_commands.dead_letters_app, name="dead-letters")
+app.add_typer(fact_commands.facts_app, name="facts")
 
 # No markup: paths, messages and memories may hold brackets.
 out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
 err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
-AgentId = Annotated[str, typer.Option("--agent", help="agentId of the scope; default MEMORY_AGENT_ID or 'cli'.")]
-ProfileId = Annotated[str, typer.Option("--profile", help="profileId of the scope; default MEMORY_PROFILE_ID.")]
-Participant = Annotated[
-    str,
-    typer.Option("--participant", help="Local participant; default the login name. Only its salted hash is stored."),
-]
 Session = Annotated[str, typer.Option("--session", help="The host's session id.")]
 WaitS = Annotated[float, typer.Option("--wait-s", help="With --wait: how long.")]
 
@@ -82,31 +76,10 @@ def _print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, indent=2, default=str) + "\n")
 
 
-def _scope(settings: config.ProducerConfig, agent: str, profile: str, participant: str) -> scope.Scope:
-    """The scope of a person at this terminal."""
-    context = scope.HostContext(
-        runtime="custom",
-        platform="local",
-        agent_id=agent or settings.agent_id or "cli",
-        profile_id=profile or settings.profile_id,
-        session_id="cli",
-        user=participant or _login_name(),
-        sandboxed=False,
-    )
-    return scope.scope_of(context, salt=settings.scope_salt, salt_required=not settings.local)
-
-
-def _login_name() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a user id without a name, as in containers
-        raise errors.ScopeRefused("participant_missing", "this user has no login name: give --participant") from None
-
-
 @contextmanager
 def _memory(agent: str, profile: str, participant: str) -> Iterator[AgentMemory]:
     settings = config.load(os.environ)
-    memory = AgentMemory(settings, scope=_scope(settings, agent, profile, participant))
+    memory = AgentMemory(settings, scope=terminal.scope_of(settings, agent, profile, participant))
     try:
         yield memory
     finally:
@@ -242,7 +215,7 @@ def demo(
                 title=asked["question"], title_justify="left", title_style="bold", show_header=False, expand=False
             )
             for number, text in enumerate(asked["memories"], 1):
-                table.add_row(str(number), _shown(text))
+                table.add_row(str(number), terminal.shown(text))
             out.print(table)
             if not asked["good"]:
                 out.print("not what was expected", style="red")
@@ -352,16 +325,11 @@ def recall(
         else:
             for m in found.memories:
                 out.print(m.label, style="bold", end=" ")
-                out.print(f"{m.score:.3f} {m.id[:12]} ", _shown(m.text))
+                out.print(f"{m.score:.3f} {m.id[:12]} ", terminal.shown(m.text))
             for problem in found.failures:
                 err.print(f"incomplete: {problem}")
             if not found.memories:
                 err.print("nothing found")
-
-
-def _shown(text: str) -> str:
-    """A recalled text fit for a terminal: somebody else may have written it, escape sequences and all."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
 @app.command()
@@ -405,7 +373,9 @@ def connect_claude_code(
     if remove:
         report = connect_module.disconnect_claude_code(path)
     else:
-        report = connect_module.connect_claude_code(path, settings, scope=_scope(settings, agent, profile, participant))
+        report = connect_module.connect_claude_code(
+            path, settings, scope=terminal.scope_of(settings, agent, profile, participant)
+        )
     if as_json:
         _print_json(report)
     else:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from producer.config import ProducerConfig
     from producer.dispatcher import Dispatcher, Publication, Publisher
     from producer.recall.engine import Recall, Recalled
+    from producer.recall.history import History
     from producer.store.port import Store
 
 __all__ = ["AgentMemory", "ScopeGiven"]
@@ -278,6 +279,45 @@ class AgentMemory:
         self._count({"asked": 1, "recalled": 1} if found.memories else {"asked": 1})
         return found
 
+    def history(self, fact_id: str, *, scope: ScopeGiven | None = None) -> History:
+        """Every version of a fact of this scope, the oldest first: what it said, since when, and what ended it. Asks
+        the store, with its own timeout: not for the path of a turn. Raises nothing: `failure` says why it is empty."""
+
+        def ask(store: Store, owner: scopes.Scope, now: str) -> History:
+            from producer.recall import history
+
+            return history.history(store, owner, fact_id, now=now)
+
+        return self._looked_up(ask, scope)
+
+    def look_up(self, id_: str, *, scope: ScopeGiven | None = None) -> History:
+        """The fact or event of this scope with this id, whatever became of it: one version, or none. As `history`."""
+
+        def ask(store: Store, owner: scopes.Scope, now: str) -> History:
+            from producer.recall import history
+
+            found = history.by_id(store, owner, id_, now=now)
+            return history.History(versions=() if found is None else (found,))
+
+        return self._looked_up(ask, scope)
+
+    def _looked_up(self, ask: Callable[[Store, scopes.Scope, str], History], scope: ScopeGiven | None) -> History:
+        from producer.recall.history import History
+
+        try:
+            owner, _, _ = self._owner(scope)
+            store = self._opened_store(self.config.store_timeout_s)
+            return ask(store, owner, _now())
+        except (errors.StoreUnavailable, errors.StoreThrottled):
+            return History(failure="store_unavailable")
+        except (errors.StoreDenied, errors.StoreRefused):
+            return History(failure="store_refused")
+        except errors.IngestError as problem:
+            return History(failure=refusals.of(problem).reason)
+        except Exception as problem:  # noqa: BLE001 the edge to a host
+            _log.error("a look-up failed (%s)", type(problem).__name__, extra={"action": "look_up.failed"})
+            return History(failure="internal")
+
     # -- life --------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -357,9 +397,10 @@ class AgentMemory:
         """The running dispatcher; None where this process does not dispatch, or cannot."""
         if not self._dispatches:
             return None
-        if (running := self._dispatcher) is not None:
-            return running
         try:
+            if (running := self._dispatcher) is not None:
+                running.start()  # the machine may have had no thread for it
+                return running
             journal = self._opened_journal()
             with self._lock:
                 if self._dispatcher is None and not self._closed:

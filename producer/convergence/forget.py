@@ -26,7 +26,17 @@ from producer.convergence.requests import Delete, Edges, Find, Request, Scan, St
 from producer.scope import Scope
 from producer.store import port
 
-__all__ = ["MARGIN_S", "Target", "clear_session", "covering", "forget", "groups_of", "scope_of", "target_of"]
+__all__ = [
+    "MARGIN_S",
+    "Target",
+    "clear_session",
+    "covering",
+    "forget",
+    "groups_of",
+    "made_ms",
+    "scope_of",
+    "target_of",
+]
 
 MARGIN_S = 60.0
 _TOGETHER = 100  # records forgotten at once
@@ -108,7 +118,7 @@ def forget(order_id: str, target: Target, at: str, *, margin_s: float) -> Steps[
         yield from together(settle.settle(label, target.key) for label in (EPISODE, FACT))
         return
     (found,) = yield (Find(label=MARK, key="target", value=target.key),)
-    marked_ms = min((_made_ms(r.id) for r in found if r.get("by") == order_id), default=0)
+    marked_ms = min((made_ms(r.id) for r in found if r.get("by") == order_id), default=0)
     sweeps: list[tuple[str, port.Where]] = [(label, target.where) for label in (EPISODE, FACT)]
     if target.session_key and target.scope is not None:
         # Other adapters' episodes carry no sessionKey: theirs is worked out from what they say.
@@ -206,10 +216,10 @@ def _holds(target: Target, record: port.Record) -> bool:
 
 def _is_newer(label: str, record: port.Record, mark: marks.Mark, marked_ms: int, margin_s: float) -> bool:
     """Whether a record was made after the group's mark, so that its own delivery has looked at that mark."""
-    made_ms = _made_ms(record.id)
-    if not marked_ms or made_ms <= marked_ms:
+    taken_ms = made_ms(record.id)
+    if not marked_ms or taken_ms <= marked_ms:
         return False
-    if made_ms > marked_ms + margin_s * 1000:
+    if taken_ms > marked_ms + margin_s * 1000:
         return True
     said = record.get("validFrom" if label == FACT else "observedAt")
     try:
@@ -218,7 +228,7 @@ def _is_newer(label: str, record: port.Record, mark: marks.Mark, marked_ms: int,
         return False
 
 
-def _made_ms(record_id: str) -> int:
+def made_ms(record_id: str) -> int:
     """The store's clock when it made this record (UUIDv7); 0 when the id does not tell."""
     digits = record_id.replace("-", "")
     if len(digits) != 32 or digits[12] != "7":

@@ -15,7 +15,18 @@ from producer import capture, keys
 from producer.convergence import marks
 from producer.scope import Scope
 
-__all__ = ["Session", "copies_of", "episodes", "facts", "in_scope", "marks_on", "within"]
+__all__ = [
+    "Session",
+    "copies_of",
+    "episodes",
+    "facts",
+    "in_scope",
+    "marks_by",
+    "marks_of",
+    "marks_on",
+    "with_ids",
+    "within",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,9 +74,24 @@ def copies_of(scope: Scope, fact_ids: Iterable[str]) -> dict[str, Any]:
     return within(scope, factId={"$in": sorted(fact_ids)})
 
 
+def with_ids(scope: Scope, name: str, values: Iterable[str]) -> dict[str, Any]:
+    """Records of this scope that carry one of these values (ids, lines) under this name, whatever their state."""
+    return within(scope, **{name: {"$in": sorted(values)}})
+
+
 def marks_on(scope: Scope, targets: Iterable[str]) -> dict[str, Any]:
     """Marks on these ids that count in this scope: its own, and an operator's."""
-    return {"target": {"$in": sorted(targets)}, "scopeKey": {"$in": [scope.key, marks.EVERYWHERE]}}
+    return {"target": {"$in": sorted(targets)}, **marks_of(scope)}
+
+
+def marks_by(scope: Scope, ids: Iterable[str]) -> dict[str, Any]:
+    """Marks of this scope that these ids wrote: what they superseded."""
+    return {"by": {"$in": sorted(ids)}, "scopeKey": scope.key}
+
+
+def marks_of(scope: Scope) -> dict[str, Any]:
+    """All marks that count in this scope."""
+    return {"scopeKey": {"$in": [scope.key, marks.EVERYWHERE]}}
 
 
 def in_scope(scope: Scope, properties: Mapping[str, Any]) -> bool:
