@@ -119,7 +119,14 @@ class Agent:
             with self._lock:
                 self._connections.add(connection)
             thread = threading.Thread(target=self._converse, args=(connection,), name="agent-connection", daemon=True)
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # no threads left
+                self._counts["shed"] += 1
+                with self._lock:
+                    self._connections.discard(connection)
+                connection.close()
+                continue
             threads.append(thread)
         with self._lock:
             for connection in self._connections:

@@ -232,9 +232,13 @@ class Children:
     # The keeper's thread
 
     def _start_keeper(self) -> None:
-        if self._keeper is None and not self._closed:
-            self._keeper = threading.Thread(target=self._keep, name="memory-children", daemon=True)
-            self._keeper.start()
+        if (self._keeper is None or not self._keeper.is_alive()) and not self._closed:
+            keeper = threading.Thread(target=self._keep, name="memory-children", daemon=True)
+            try:
+                keeper.start()
+            except RuntimeError:
+                raise errors.ChildUnavailable("no thread is left to start child processes") from None
+            self._keeper = keeper
 
     def _keep(self) -> None:
         while True:

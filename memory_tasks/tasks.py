@@ -1,8 +1,8 @@
 """The one Celery task, `memory.ingest`: a shell around `ingest.Ingest`, and the only place where faults of ours end.
 
 Retries are published with their signature and their masks anew: Celery's `retry` keeps neither. What Celery says of a
-message, in logs, events, `inspect` and Flower, never holds its arguments: `QuietRequest` knows their number only. Nor can
-a task be revoked: what is durable ends by a receipt.
+message, in logs, events, `inspect` and Flower, never holds its arguments: `QuietRequest` knows their number only. Nor
+can a task be revoked: what is durable ends by a receipt.
 """
 
 from __future__ import annotations

@@ -226,11 +226,13 @@ class Dispatcher:
     # Life
 
     def start(self) -> None:
-        """Run the thread. Nothing happens when it runs."""
+        """Run the thread. Nothing happens when it runs. Raises `RuntimeError` when the machine has none left: call it
+        again."""
         with self._guard:
             if self._thread is None and not self._stop.is_set():
-                self._thread = threading.Thread(target=self._run, name="memory-dispatcher", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="memory-dispatcher", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def close(self, deadline_s: float = 5.0) -> bool:
         """Stop; whether the thread ended in time. What is not settled stays in the journal and is dispatched later."""
