@@ -41,13 +41,13 @@ EXPLANATION = (
 MAX_BLOCK_CHARS = 1 << 17  # no block of ours is longer; bounds the search for a frame's end
 
 _BEGIN, _END = "[recalled memory ", "[end of recalled memory "
-_LABELS = frozenset({"EPISODE", "MEMORY_FACT"})
-_TRUST = frozenset({"trusted", "mixed", "untrusted"})
+_LABELS = ("EPISODE", "MEMORY_FACT")  # tuples: a stored value may be a list, which no set can be asked for
+_TRUST = ("trusted", "mixed", "untrusted")
 _MAX_PROVENANCE_UNITS = 80
-# Escaped beside what JSON escapes: markup, other line ends, controls, and marks that turn or hide text.
+# Escaped beside what JSON escapes: markup, other line ends, controls, and marks that turn text or cannot be seen.
 _UNSAFE = (
-    r"[<>&\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
-    r"\U000e0000-\U000e007f]"
+    r"[<>&\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164"
+    r"\ufeff\uffa0\ufff9-\ufffb\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 _CONTRACT_ENTRY = r"\n\n\[Memory (\d{1,6}); source=(?:EPISODE|MEMORY_FACT); score=[^\s\]]{1,32}\]\n(?=\")"
 
@@ -168,9 +168,13 @@ def _end_of_our_block(text: str, start: int) -> int | None:
     mark, body_at = text[mark_at : mark_at + 16], mark_at + 18
     if text[mark_at + 16 : body_at] != "]\n":
         return None
+    if not text.startswith(EXPLANATION, body_at):
+        return None
+    # The frame's end is the first line that begins with a bracket: none of what we put between does. Found this way,
+    # a text full of openings costs a scan and no hash for each.
+    end = text.find("\n[", body_at, body_at + MAX_BLOCK_CHARS) + 1
     closing = f"{_END}{mark}]"
-    end = text.find(closing, body_at, body_at + MAX_BLOCK_CHARS)
-    if end < 0 or identity.sha256_hex(text[body_at:end])[:16] != mark:
+    if not end or not text.startswith(closing, end) or identity.sha256_hex(text[body_at:end])[:16] != mark:
         return None
     return end + len(closing)
 

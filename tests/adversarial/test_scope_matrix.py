@@ -22,10 +22,12 @@ import redis as redis_py
 
 from producer import config, identity
 from producer.hosts import hook
+from producer.journal import Journal
 from producer.memory import AgentMemory
 from producer.recall import recent as recent_writes
 from producer.recall.engine import Recall, Recalled
 from producer.recall.recent import RecentWrites
+from producer.recall.tail import JournalTail
 from producer.scope import HostContext, Scope, scope_of
 from producer.store import open_store
 from producer.store.port import IndexSpec, Store
@@ -265,6 +267,13 @@ def test_one_journal_gives_each_scope_its_own_lines_in_process_and_over_the_agen
                 )
             for scope in SCOPES:
                 assert_own_and_all(memory.recall_memories(QUERY, scope=scope, limit=100), scope, 1)
+        with Journal.open(
+            settings.journal_dir, max_bytes=1 << 30, reserve_bytes=1 << 22, segment_max_bytes=1 << 23
+        ) as journal:
+            tail = JournalTail(journal)
+            for scope in SCOPES:
+                (body,) = tail(scope.key)
+                assert Scope.of_fields(body["event"]) == scope
         with running(settings) as asked:
             for scope in SCOPES:
                 request = {"op": "recall", "scope": scope.fields(), "query": QUERY, "deadlineMs": 20_000}
