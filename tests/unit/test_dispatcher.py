@@ -864,7 +864,7 @@ def test_a_line_that_brings_out_a_bug_holds_up_nobody(host: Host) -> None:
 
 def test_after_a_round_that_failed_the_journal_is_read_again_and_nothing_is_missed(host: Host) -> None:
     captured = host.capture(3)
-    note, calls = host.dispatcher._note, []
+    note, calls = host.dispatcher._pending.appeared, []
 
     def fail_once(*arguments: object, **options: object) -> None:
         calls.append(1)
@@ -872,7 +872,7 @@ def test_after_a_round_that_failed_the_journal_is_read_again_and_nothing_is_miss
             raise ZeroDivisionError
         note(*arguments, **options)  # type: ignore[arg-type]
 
-    host.dispatcher._note = fail_once  # type: ignore[method-assign, assignment]
+    host.dispatcher._pending.appeared = fail_once  # type: ignore[method-assign, assignment]
     for _ in range(5):
         host.dispatcher._run_guarded()
     assert {line.id for line in captured} == set(host.broker.ids())
