@@ -26,6 +26,7 @@ from memory_tasks import connect as connect_module
 from memory_tasks import demo as demo_module
 from memory_tasks import doctor as doctor_module
 from memory_tasks import embedded, fact_commands, operator_commands, supervisor, tenants, terminal
+from memory_tasks import metrics as metrics_module
 from memory_tasks import status as status_module
 from memory_tasks.settings import Settings
 from memory_tasks.terminal import AgentId, AsJson, Participant, ProfileId
@@ -340,6 +341,12 @@ def status(as_json: AsJson = False) -> None:
         _print_json(report)
     else:
         status_module.show(report, out)
+
+
+@app.command()
+def metrics() -> None:
+    """The same as Prometheus text, for a node exporter's textfile directory."""
+    sys.stdout.write(metrics_module.text_of(status_module.gather(Settings.load(os.environ))))
 
 
 @app.command()

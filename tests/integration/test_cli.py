@@ -106,6 +106,10 @@ def test_status_counts_what_workers_did(served):
     assert report["redis"]["lastStoredAgoS"] >= 0
     assert (report["journal"]["pending"], report["agent"]["dispatcher"]["role"]) == (0, "drainer")
     assert report["redis"]["deadLetters"] == 0 and report["redis"]["refusedMessages"] == {}
+    assert report["redis"]["countsSince"].endswith("Z")
+    done = served.run("metrics")
+    assert done.returncode == 0 and f'memory_deliveries_total{{outcome="stored"}} {before + 3}.0' in done.stdout
+    assert "memory_dispatcher_pending 0.0" in done.stdout and "memory_journal_pending 0.0" in done.stdout
 
 
 # -- doctor ----------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 import time
@@ -13,8 +14,9 @@ from typing import Any
 import pytest
 import redis as redis_py
 from pytest_celery import CeleryTestSetup
+from rich.console import Console
 
-from memory_tasks import counts, dead_letters, lease, receipts, troubles
+from memory_tasks import counts, dead_letters, lease, metrics, receipts, settings, status, troubles
 from producer import broker, capture, config, message, receipt
 from producer.receipt import State
 from producer.store.sqlite import SqliteStore
@@ -412,6 +414,21 @@ def test_an_event_that_fails_three_times_and_is_stored_shows_four_attempts_and_i
         "store_unavailable:503",
         "stored",
     )
+    report = status.gather(settings.Settings.load(bench.container.environment))
+    (told,) = report["redis"]["troubles"]
+    assert (told["id"], told["attempts"], told["error"], told["state"]) == (
+        event["eventId"],
+        4,
+        "store_unavailable:503",
+        "stored",
+    )
+    shown = io.StringIO()
+    status.show(report, Console(file=shown, width=200))
+    assert f"{event['eventId'][:12]} 4 attempts, last store_unavailable:503, stored" in shown.getvalue()
+    scraped = metrics.text_of(report).splitlines()
+    assert 'memory_ended_after_attempts_total{attempts="4"} 1.0' in scraped
+    assert any(line.startswith('memory_failed_attempts_total{reason="store_unavailable:503"} ') for line in scraped)
+    assert any(line.startswith('memory_last_error_timestamp_seconds{reason="store_un') for line in scraped)
 
 
 def test_dead_lines_that_are_asked_about_are_forgotten_or_listed_again_after_a_wipe(bench):
