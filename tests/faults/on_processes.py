@@ -1,18 +1,22 @@
-"""Scenarios in which hosts, workers and agents are killed, forked, left in a hurry or come in numbers."""
+"""Scenarios in which hosts, workers and agents are killed, frozen, forked, left in a hurry or come in numbers, and what
+status says of it after restarts."""
 
 from __future__ import annotations
 
+import json
 import random
 import time
+from typing import Any
 
 import psutil
 
 from producer.receipt import State
 from tests.faults.kills import Kills
 from tests.faults.on_broker import must
+from tests.faults.on_store import REFUSED
 from tests.faults.scenario import Scale, scenario
 from tests.faults.table import Row
-from tests.faults.world import World, wait_for
+from tests.faults.world import World, frozen, wait_for
 
 
 @scenario("F4-killed-before-ack")
@@ -90,6 +94,84 @@ def fork_and_threads(name: str, scale: Scale) -> Row:
         must(world, world.settle(), "not settled")
         for words in ("ProtocolError", "InvalidResponse", "Traceback"):
             must(world, words not in host.words(), f"{words} in the host's log")
+        return world.row(name)
+
+
+@scenario("F16-history")
+def history(name: str, scale: Scale) -> Row:
+    """45 are stored and 5 dead: status says so, with reasons, whatever is started again; what a wipe took is told."""
+    with World(store_proxy=True) as world:
+        assert world.store_proxy is not None
+        world.store_proxy.set("answer", data=REFUSED, count=10**6)
+        world.store_proxy.drop(reset=False)
+        first = world.host(rate=0, count=5, mix="turns")
+        world.wait_done(first)
+        must(world, world.settle(), "the refused ones are not dead")
+        world.store_proxy.set("pass")
+        world.wait_done(world.host(rate=0, count=45, mix="turns"))
+        must(world, world.settle(), "not settled")
+        for process in (*world.workers, world.redis):
+            process.stop()
+            process.start()
+        report = _status(world)
+        counted, since = report["redis"]["counts"], report["redis"]["countsSince"]
+        told = (counted["stored"], counted["dead"], counted["dead:store_refused:422"], report["redis"]["deadLetters"])
+        must(world, told == (45, 5, 5, 5), f"status says {told}")
+        must(world, report["journal"]["dead"] == 5, f"the journal says {report['journal']['dead']} dead")
+        world.client.flushall()
+        first.stop()  # whoever drains next asks about the dead lines, and so lists them again
+        wait_for(lambda: _status(world)["redis"].get("deadLetters") == 5, 60, "the listing is filled again")
+        report = _status(world)
+        must(world, report["redis"]["countsSince"] > since, "status does not say that Redis counts anew")
+        must(world, "stored" not in report["redis"]["counts"], "stored is counted of what came before the wipe")
+        return world.row(name, dead=5)
+
+
+def _status(world: World) -> dict[str, Any]:
+    return json.loads(world.command("status", "--json"))  # type: ignore[no-any-return]
+
+
+@scenario("F18-redis-restarted")
+def redis_restarted(name: str, scale: Scale) -> Row:
+    """Redis is killed and started again under load: what status counts equals what journals and store hold."""
+    rng = random.Random(scale.seed)
+    with World(workers=2) as world:
+        world.host(rate=20, mix="turns"), world.host(rate=20, mix="turns", journal=1)
+        world.begin()
+        for _ in range(scale.pick(3, 20)):
+            time.sleep(rng.uniform(1.0, 3.0))  # load
+            world.redis.kill()
+            world.redis.start()
+        time.sleep(2.0)  # load
+        world.end()
+        must(world, world.settle(), "not settled")
+        counted, stored, promised = _status(world)["redis"]["counts"], world.stored(), len(world.acknowledged())
+        told = counted["stored"]
+        must(world, told == stored == promised, f"{told} counted, {stored} stored, {promised} acknowledged")
+        world.notes.append(f"{counted.get('duplicates', 0)} duplicates counted beside")
+        return world.row(name)
+
+
+@scenario("frozen-drainer")
+def frozen_drainer(name: str, scale: Scale) -> Row:
+    """The drainer of a journal is frozen: after a minute a deputy delivers, then both, then the drainer alone."""
+    with World() as world:
+        drainer = world.host(rate=0, count=20, mix="turns")
+        world.wait_done(drainer)
+        must(world, world.settle(), "not settled before the freeze")
+        world.host(rate=4, mix="turns")
+        began = time.monotonic()
+        with frozen(drainer):
+            world.begin()
+            before = world.stored()
+            wait_for(lambda: world.stored() > before, 60 + 30, "a deputy delivers")
+            world.notes.append(f"a deputy delivered after {time.monotonic() - began:.0f} s")
+            time.sleep(scale.pick(5, 60))  # load
+        time.sleep(10.0)  # load, for both
+        must(world, world.settle(), "not settled after the freeze")
+        lock = world.journal() / "drainer.lock"
+        beaten = lock.stat().st_mtime_ns
+        wait_for(lambda: lock.stat().st_mtime_ns > beaten, 30, "the drainer beats again")
         return world.row(name)
 
 

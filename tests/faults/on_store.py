@@ -18,7 +18,7 @@ from tests.faults.world import World, frozen, is_ready, wait_for
 
 MEMORY_BYTES = 300 << 20
 _HANDLED = re.compile(r"action=handled .* lines=(\d+)")
-_REFUSED = (
+REFUSED = (
     b"HTTP/1.1 422 Unprocessable Entity\r\nContent-Type: application/json\r\nContent-Length: 37\r\n"
     b'Connection: close\r\n\r\n{"success":false,"message":"refused"}'
 )
@@ -98,7 +98,7 @@ def long_outage(name: str, scale: Scale) -> Row:
         world.end()
         must(world, world.settle(), "not settled after the outage")
         world.store.clear_faults()
-        world.store_proxy.set("answer", data=_REFUSED)
+        world.store_proxy.set("answer", data=REFUSED)
         world.store_proxy.drop(reset=False)
         host = world.host(journal=2, rate=0, count=1, mix="turns")
         world.wait_done(host)
