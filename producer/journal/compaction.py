@@ -13,6 +13,9 @@ How, each a guarantee with a test of its name:
 - only a sealed segment whose lock is free is touched, and it is locked meanwhile
 - a segment with nothing left is removed; of one that is at least half waste, or in which a line was forgotten, the
   survivors are copied forward byte for byte into a new sealed segment, synced with its directory before the old goes
+- what is removed is gone durably before anything that only spoke of it may go; where the directory cannot be synced,
+  nothing is removed
+- a line or segment of a later version stays, and so does every receipt, which may speak of it
 - many small segments become one
 - a segment is sealed when it is older than its age, or when a line in it was forgotten
 - a crash at any step loses nothing: at worst lines stand twice
@@ -90,8 +93,11 @@ def compact(journal: Journal, index: Index, *, now_s: float, everything: bool = 
             if sorted_ is None:
                 continue
             if not sorted_.kept:
+                looked.append(sorted_)  # to be closed
+                # What the listing did not show may come back with a crash until this, and need a receipt in here.
+                journal.fs.sync_directory(journal.directory)
                 removed += _remove(journal, [sorted_])
-                sorted_.segment.close()
+                looked.pop().segment.close()
                 index.poll()  # its lines are gone now: receipts of them, in the segments to come, are waste
             elif sorted_.waits or not (sorted_.is_worth_copying or view in small):
                 sorted_.segment.close()
@@ -101,6 +107,8 @@ def compact(journal: Journal, index: Index, *, now_s: float, everything: bool = 
             if (len(group) > 1 or group[0].is_worth_copying) and _copy_forward(journal, group):
                 written += 1
                 removed += _remove(journal, group)
+    except OSError as problem:
+        _log_failure("remove", problem)
     finally:
         for one in looked:
             one.segment.close()
@@ -151,6 +159,9 @@ def _sort_held(journal: Journal, index: Index, view: SegmentView, segment: segme
     waste, must_go, waits = 0, False, False
     for piece in pieces:
         line = piece.line
+        if piece.is_later:
+            kept.append(piece.raw)
+            continue
         if line is None:
             quarantine.keep(journal.fs, journal.directory, piece.raw)
             waste += len(piece.raw)
@@ -216,17 +227,19 @@ def _copy_forward(journal: Journal, group: Sequence[_Sorted]) -> bool:
     fs, directory = journal.fs, journal.directory
     data = b"".join(one.kept for one in group)
     at_ms = min(segments.created_ms(one.segment.name) for one in group)
-    if journal.budget.used_bytes() + len(data) > journal.budget.max_bytes:
-        return False
     draft = f"{directory}/compact.{os.urandom(4).hex()}.tmp"
+    target = f"{directory}/{segments.segment_name(at_ms)}"
     whole = segments.header(journal.journal_id, at_ms) + data + segments.footer(journal.now_ms())
     while True:
         try:
+            if journal.budget.used_bytes() + len(whole) > journal.budget.max_bytes:
+                return False
             _write_draft(journal, draft, whole)
-            fs.rename(draft, f"{directory}/{segments.segment_name(at_ms)}")
+            fs.rename(draft, target)
             fs.sync_directory(directory)
         except OSError as problem:
-            _remove_if_there(journal, draft)
+            for path in (draft, target):  # each pass would leave one more
+                _remove_if_there(journal, path)
             if problem.errno in NO_SPACE and journal.budget.spend(len(whole)):
                 continue
             _log_failure("copy", problem)
@@ -260,15 +273,19 @@ def _write_draft(journal: Journal, draft: str, data: bytes) -> None:
 
 
 def _remove(journal: Journal, group: Sequence[_Sorted]) -> int:
-    """Remove segments that we hold, durably: what is removed next may be a receipt of a line in these."""
+    """Remove segments that we hold, durably: what is removed next may be a receipt of a line in these.
+
+    Raises `OSError` when they are gone and the directory cannot be synced.
+    """
     removed = 0
-    try:
-        for one in group:
+    for one in group:
+        try:
             journal.fs.unlink(f"{journal.directory}/{one.segment.name}")
             removed += 1
+        except OSError as problem:
+            _log_failure("remove", problem)
+    if removed:
         journal.fs.sync_directory(journal.directory)
-    except OSError as problem:
-        _log_failure("remove", problem)
     return removed
 
 
@@ -308,14 +325,18 @@ def _with_held(journal: Journal, view: SegmentView, act: Callable[[segments.Segm
 
 def sweep_drafts(journal: Journal) -> int:
     """Remove drafts that a crash left, after an hour. How many were removed."""
+    try:
+        listed = journal.fs.listing(journal.directory)
+    except OSError:
+        return 0
     removed = 0
-    for name, _ in journal.fs.listing(journal.directory):
+    for name, _ in listed:
         if not name.endswith(".tmp"):
             continue
         path = f"{journal.directory}/{name}"
         try:
             age_s = journal.now_ms() / 1000 - journal.fs.modified_ns(path) / 1e9
-            if age_s > _DRAFT_MAX_AGE_S:
+            if abs(age_s) > _DRAFT_MAX_AGE_S:  # the clock may have gone back
                 journal.fs.unlink(path)
                 removed += 1
         except OSError:

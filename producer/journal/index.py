@@ -127,7 +127,7 @@ def _says_as_much(later: _Stamped, earlier: _Stamped) -> bool:
 class SegmentView:
     """What the index knows of a segment."""
 
-    __slots__ = ("entries", "looked_at_s", "name", "offset", "others", "sealed", "size", "unreadable")
+    __slots__ = ("entries", "later", "looked_at_s", "name", "offset", "others", "sealed", "size", "unreadable")
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -135,6 +135,7 @@ class SegmentView:
         self.size = 0
         self.entries: list[Entry] = []  # its event and order lines, once per copy
         self.others = 0  # its sent and receipt lines
+        self.later = 0  # its lines of a later version
         self.sealed = False
         self.unreadable = False
         self.looked_at_s = 0.0  # by compaction
@@ -165,6 +166,7 @@ class JournalStatus:
     damaged: int  # different damaged pieces: in the quarantine, or still in a segment
     quarantined_bytes: int
     unreadable_segments: int  # of a later version
+    unreadable_lines: int  # of a later version, in segments of this one
 
 
 class Index:
@@ -199,7 +201,8 @@ class Index:
     @property
     def complete(self) -> bool:
         """Whether everything on disk could be read: only then is an orphan known to be one."""
-        return self._read_once and not self._last_failed and not any(view.unreadable for view in self.views.values())
+        is_known = not any(view.unreadable or view.later for view in self.views.values())
+        return self._read_once and not self._last_failed and is_known
 
     def read_all(self) -> Index:
         """Itself, after a poll that reads whatever there is, torn tails too."""
@@ -262,7 +265,9 @@ class Index:
         reader = segments.Reader(fs, descriptor, offset=view.offset, sealed=view.sealed)
         try:
             for piece in reader.pieces(to_end=to_end):
-                if piece.line is None:
+                if piece.is_later:
+                    view.later += 1
+                elif piece.line is None:
                     self._damaged.add(quarantine.name_of(piece.raw))
                     if self._on_damage is not None:
                         self._on_damage(piece.raw)
@@ -288,8 +293,9 @@ class Index:
         try:
             entry = self._entry(bytes.fromhex(line.body["lineHash"]))
             if line.kind == "sent":
-                if at_ms >= entry.sent_ms:
-                    entry.sent_ms, entry.sent_s = at_ms, self._on_our_clock(at_ms)
+                sent_s = self._on_our_clock(at_ms)  # a clock that went back gives the last one an earlier stamp
+                entry.sent_s = max(entry.sent_s, sent_s) if entry.sent_ms else sent_s
+                entry.sent_ms = max(entry.sent_ms, at_ms)
                 return
             self.journal.saw_receipt(at_ms)
             self._settle(entry, at_ms, receipts.of_body("", line.body))
@@ -399,4 +405,5 @@ class Index:
             damaged=len(self._damaged | set(kept)),
             quarantined_bytes=sum(kept.values()),
             unreadable_segments=sum(view.unreadable for view in self.views.values()),
+            unreadable_lines=sum(view.later for view in self.views.values()),
         )

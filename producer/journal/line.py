@@ -4,7 +4,8 @@
 
 `sum` is always last: the first 16 hex digits of the sha256 of everything before `,"sum":`. A line ends in one newline,
 holds none inside, and is ASCII (other characters are JSON escapes, lone surrogates too). `lineHash` is the sha256 of
-the exact text without its newline. The text travels to the worker byte for byte.
+the exact text without its newline. The text travels to the worker byte for byte. A line is at most 1 MiB with its
+newline. A whole line of a later `v`, or of a kind that is not below, is nobody's damage: it is kept and counted.
 
 Kinds and what else they hold:
 
@@ -24,7 +25,7 @@ from typing import Any
 
 from producer import errors
 
-__all__ = ["KINDS", "MAX_LINE_BYTES", "VERSION", "Line", "encode", "line_hash", "parse"]
+__all__ = ["KINDS", "MAX_LINE_BYTES", "VERSION", "Line", "encode", "is_later", "line_hash", "parse"]
 
 VERSION = 1
 KINDS = ("event", "order", "sent", "receipt")
@@ -33,6 +34,8 @@ MAX_LINE_BYTES = 1 << 20  # a longer line is refused at append and is damage whe
 _SUM = ',"sum":"'
 _SUM_LENGTH = 16
 _HEX = frozenset("0123456789abcdef")
+# Made once: `json.dumps` makes one for each call that asks for anything of its own.
+_dump = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), allow_nan=False).encode
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,12 +62,7 @@ def encode(*, kind: str, id: str, appended_at: str, body: Mapping[str, Any]) -> 
     """The text of a line, without newline. Raises `errors.ContractViolation` for values JSON cannot hold or a line
     over `MAX_LINE_BYTES`."""
     try:
-        text = json.dumps(
-            {"v": VERSION, "kind": kind, "id": id, "appendedAt": appended_at, **body},
-            ensure_ascii=True,
-            separators=(",", ":"),
-            allow_nan=False,
-        )
+        text = _dump({"v": VERSION, "kind": kind, "id": id, "appendedAt": appended_at, **body})
     except (TypeError, ValueError, RecursionError) as problem:
         raise errors.ContractViolation("holds a value that JSON cannot hold", field="line") from problem
     checked = text[:-1]
@@ -76,6 +74,28 @@ def encode(*, kind: str, id: str, appended_at: str, body: Mapping[str, Any]) -> 
 
 def parse(text: str | bytes) -> Line:
     """The line of this text (no newline). Raises `errors.DamagedLine` unless every byte is as `encode` wrote it."""
+    whole, value = _checked(text)
+    if value.pop("v", None) != VERSION:
+        raise errors.DamagedLine("unknown version")
+    value.pop("sum", None)
+    kind, id_, appended_at = value.pop("kind", None), value.pop("id", None), value.pop("appendedAt", None)
+    if kind not in KINDS or not isinstance(id_, str) or not isinstance(appended_at, str):
+        raise errors.DamagedLine("unknown kind or no id")
+    return Line(kind=kind, id=id_, appended_at=appended_at, body=value, text=whole)
+
+
+def is_later(text: bytes) -> bool:
+    """Whether this is a whole line that `parse` refuses only because a later version wrote it."""
+    try:
+        _, value = _checked(text)
+    except errors.DamagedLine:
+        return False
+    version = value.get("v")
+    return isinstance(version, int) and (version > VERSION or (version == VERSION and value.get("kind") not in KINDS))
+
+
+def _checked(text: str | bytes) -> tuple[str, dict[str, Any]]:
+    """Text and JSON object of a whole line of any version."""
     try:
         whole = text.decode("ascii") if isinstance(text, bytes) else text
         whole.encode("ascii")
@@ -90,10 +110,6 @@ def parse(text: str | bytes) -> Line:
         value = json.loads(whole)
     except (ValueError, RecursionError):
         raise errors.DamagedLine("not JSON") from None
-    if not isinstance(value, dict) or value.pop("v", None) != VERSION:
-        raise errors.DamagedLine("unknown version")
-    value.pop("sum", None)
-    kind, id_, appended_at = value.pop("kind", None), value.pop("id", None), value.pop("appendedAt", None)
-    if kind not in KINDS or not isinstance(id_, str) or not isinstance(appended_at, str):
-        raise errors.DamagedLine("unknown kind or no id")
-    return Line(kind=kind, id=id_, appended_at=appended_at, body=value, text=whole)
+    if not isinstance(value, dict):
+        raise errors.DamagedLine("not a JSON object")
+    return whole, value

@@ -11,14 +11,17 @@ Format, version 1 (tests/data/journal-v1 is a frozen sample that every later ver
 
 Guarantees, each with a test of its name:
 
-- a segment is appended to by whoever holds its lock, and by nobody once it is sealed or removed
+- a segment is appended to by whoever holds its lock, and by nobody once it is sealed, removed or moved away
 - a segment whose header names a later version is neither appended to nor read nor removed
+- a whole line of a later version is passed over: it is no damage, and compaction keeps it
 - a lost or damaged header costs no line
 - what was left without a newline (a torn tail) is never glued to the next line
 - an append that fails leaves no part of a line, or at worst a torn tail; a file only ever loses bytes behind its last
   newline, so that whoever follows it needs no lock
 - every whole line is read, whatever stands before or after it; all other bytes are reported as damage
-- reading takes memory for a few lines, however large the damage
+- reading takes memory for a few lines, and time in proportion to its length, however large the damage
+- a forked child closes the segments of its parent; a lock is let go before its segment is closed, so that no child that
+  was forked meanwhile keeps it
 """
 
 from __future__ import annotations
@@ -28,6 +31,8 @@ import json
 import os
 import re
 import time
+import weakref
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -54,7 +59,8 @@ VERSION = 1
 _NAME = re.compile(r"segment-(\d{8}T\d{6}\.\d{3})Z-[0-9a-f]{8}\.jsonl\Z")
 _HEADER_START, _FOOTER_START, _LINE_START = b'{"segment":', b'{"sealed":', b'{"v":'
 _SUM = b',"sum":"'
-_WHOLE = re.compile(rb'\{"v":[^\n]*?,"sum":"[0-9a-f]{16}"\}')
+_LINE_END = re.compile(rb',"sum":"[0-9a-f]{16}"\}')
+_SALVAGE_WORK = 32  # bytes checked for each byte of damage, at most
 _TAIL = 256  # more than a footer, and than a header
 _CHUNK = 1 << 18
 
@@ -137,11 +143,16 @@ def _is_footer(piece: bytes) -> bool:
 
 
 class Piece(NamedTuple):
-    """A part of a segment: a line, or damage (`line` is None, `raw` the damaged bytes)."""
+    """A part of a segment: a line, one of a later version (`line` is None), or damage."""
 
     offset: int
     raw: bytes  # without newline
     line: lines.Line | None
+    is_later: bool = False
+
+    @property
+    def is_damage(self) -> bool:
+        return self.line is None and not self.is_later
 
 
 class Reader:
@@ -190,30 +201,45 @@ class Reader:
         self.sealed = _is_footer(piece)
         if self.sealed or not piece:
             return
-        try:
-            yield Piece(start, piece, lines.parse(piece))
-        except errors.DamagedLine:
+        whole = _whole(start, piece)
+        if whole is not None:
+            yield whole
+        else:
             yield from _salvage(start, piece)
+
+
+def _whole(offset: int, raw: bytes) -> Piece | None:
+    try:
+        return Piece(offset, raw, lines.parse(raw))
+    except errors.DamagedLine:
+        return Piece(offset, raw, None, is_later=True) if lines.is_later(raw) else None
 
 
 def _salvage(start: int, piece: bytes) -> Iterator[Piece]:
     """The whole lines inside a damaged piece (a newline was lost), and the bytes around them as damage.
 
-    A line's start and end cannot occur inside another one's text: there its quotes are escaped.
+    A line's start and end cannot occur inside another one's text: there its quotes are escaped. From each end the
+    nearest starts are tried first, and all tries together cost a bounded multiple of the damage.
     """
-    done, search = 0, 0
-    while found := _WHOLE.search(piece, search):
-        try:
-            parsed = lines.parse(found[0])
-        except errors.DamagedLine:
-            search = found.start() + 1
-            continue
-        if found.start() > done:
-            yield Piece(start + done, piece[done : found.start()], None)
-        yield Piece(start + found.start(), found[0], parsed)
-        done = search = found.end()
+    begins = [found.start() for found in re.finditer(re.escape(_LINE_START), piece)]
+    done, work = 0, _SALVAGE_WORK * len(piece)
+    for ending in _LINE_END.finditer(piece):
+        number = bisect_left(begins, ending.start()) - 1
+        while number >= 0 and begins[number] >= done and work > 0:
+            begin, end = begins[number], ending.end()
+            work -= end - begin
+            number -= 1
+            if (whole := _whole(start + begin, piece[begin:end])) is not None:
+                if begin > done:
+                    yield Piece(start + done, piece[done:begin], None)
+                yield whole
+                done = end
+                break
     if done < len(piece):
         yield Piece(start + done, piece[done:], None)
+
+
+_open: weakref.WeakSet[Segment] = weakref.WeakSet()
 
 
 class Segment:
@@ -225,12 +251,14 @@ class Segment:
         self._journal_id = journal_id
         self._prefix = b""  # what must stand before the next line
         self._known_size = -1  # the length at which `_prefix` was found out
+        self._held = False
         self.directory = directory
         self.name = name
         self.size = 0
         self.closed = False
         self.ended = False  # sealed, removed or of a later version: never to be appended to
         self.name_is_durable = False  # the directory was synced by us since we opened it
+        _open.add(self)
 
     @classmethod
     def create(cls, fs: FileSystem, directory: str, *, journal_id: str, at_ms: int) -> Segment:
@@ -248,12 +276,17 @@ class Segment:
         usable = False
         try:
             self.size, links = self._fs.size_and_links(self._descriptor)
-            usable = links > 0 and (self.size == self._known_size or self._examine())
+            usable = links > 0 and self._stands_here() and (self.size == self._known_size or self._examine())
             self.ended = not usable
         finally:
+            self._held = True
             if not usable:
-                self._fs.unlock(self._descriptor)
+                self.let_go()
         return usable
+
+    def _stands_here(self) -> bool:
+        """Whether who reads the directory finds it: it may have been moved away, or another disk been mounted."""
+        return self._fs.stands_at(self._descriptor, f"{self.directory}/{self.name}")
 
     def _examine(self) -> bool:
         """Find out how this file ends, when others wrote to it or nobody did yet."""
@@ -295,8 +328,9 @@ class Segment:
             self._known_size = -1
             try:
                 self._fs.truncate(self._descriptor, self.size + whole.rfind(b"\n", 0, written) + 1)
+                self._prefix = b""
             except OSError:
-                pass  # a torn tail: the next one who holds it puts a newline before its line
+                self._prefix = b"\n"  # a torn tail, for us and for the next one who holds it
             raise
         self.size = self._known_size = self.size + len(whole)
         self._prefix = b""
@@ -321,6 +355,7 @@ class Segment:
         self.append(footer(at_ms))
 
     def let_go(self) -> None:
+        self._held = False
         self._fs.unlock(self._descriptor)
 
     def reader(self) -> Reader:
@@ -336,15 +371,37 @@ class Segment:
             self.size, links = self._fs.size_and_links(self._descriptor)
             sealed = links > 0 and self.size > 0 and not self._examine() and not self._is_of_a_later_version()
         finally:
+            self._held = True
             if not sealed:
-                self._fs.unlock(self._descriptor)
+                self.let_go()
         return sealed
 
     def _is_of_a_later_version(self) -> bool:
         return (_header_version(self._fs.read(self._descriptor, _TAIL, 0).partition(b"\n")[0]) or 0) > VERSION
 
     def close(self) -> None:
-        """Close the descriptor; a lock that we alone have goes with it. In a forked child the parent keeps its lock."""
+        """Let go, and close the descriptor."""
+        if self.closed:
+            return
+        self.closed = True
+        try:
+            if self._held:
+                self.let_go()
+        except OSError:
+            pass  # closing does it, unless a child was forked meanwhile
+        self._fs.close(self._descriptor)
+
+    def _after_fork_in_child(self) -> None:
+        """Not unlocked: the lock is the parent's."""
         if not self.closed:
             self.closed = True
             self._fs.close(self._descriptor)
+
+
+def _after_fork_in_child() -> None:
+    for segment in list(_open):
+        segment._after_fork_in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -299,3 +299,57 @@ def test_drafts_that_a_crash_left_are_swept_after_an_hour(fs: CrashingFileSystem
         clock.advance(3601)
         assert compaction.sweep_drafts(journal) == 1
         assert not [name for name, _ in fs.listing(journal.directory) if name.endswith(".tmp")]
+
+
+def test_where_the_directory_cannot_be_synced_no_receipt_goes_after_its_line() -> None:
+    class Unsynced(CrashingFileSystem):
+        fails = False
+
+        def sync_directory(self, path: str) -> None:
+            if self.fails:
+                raise OSError(5, "sync_directory")
+            super().sync_directory(path)
+
+    came_back = 0
+    for seed in range(30):
+        fs, clock = Unsynced(seed), Clock()
+        with open_journal(fs, clock) as journal:
+            line = journal.append_event(event(1))
+            seal_all(journal)
+            journal.append_receipts([receipt_of(line, State.FORGOTTEN)])
+            seal_all(journal)
+            fs.fails = True
+            for _ in range(3):
+                compact(journal, clock)
+            fs.fails = False
+            assert kinds(journal).count("receipt") == 1
+            fs.crash()
+        with open_journal(fs, clock) as journal:
+            came_back += line.text in texts(journal)
+            assert journal.status().pending == 0, "it came back without its receipt"
+            seal_all(journal)
+            compact(journal, clock)
+            compact(journal, clock)
+            assert journal.segment_names() == {}
+    assert came_back, "no crash brought the line back"
+
+
+def test_while_the_directory_cannot_be_synced_copies_do_not_pile_up() -> None:
+    class Unsynced(CrashingFileSystem):
+        fails = False
+
+        def sync_directory(self, path: str) -> None:
+            if self.fails:
+                raise OSError(5, "sync_directory")
+            super().sync_directory(path)
+
+    fs, clock = Unsynced(), Clock()
+    with open_journal(fs, clock) as journal:
+        lines = appended(journal, 4)
+        journal.append_receipts([receipt_of(line) for line in lines[:3]])
+        seal_all(journal)
+        fs.fails = True
+        for _ in range(20):
+            compact(journal, clock)
+        assert len(journal.segment_names()) <= 2
+        assert lines[3].text in texts(journal)

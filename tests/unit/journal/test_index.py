@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -258,3 +259,38 @@ def test_a_hundred_thousand_pending_lines_take_less_than_a_hundred_megabytes(tmp
         journal.append_event(event(200_000))
         assert time.monotonic() - started < 1.0, "ten times the 100 ms of the benchmark"
         dispatcher.close()
+
+
+@pytest.mark.parametrize("how", ["vanished", "replaced"])
+def test_a_segment_that_vanishes_or_is_replaced_between_listing_and_opening_costs_no_line(how: str) -> None:
+    class Racing(CrashingFileSystem):
+        act: Callable[[], object] | None = None
+
+        def open_to_read(self, path: str) -> int:
+            act, self.act = self.act, None
+            if act is not None and "segment-" in path:
+                act()
+            return super().open_to_read(path)
+
+    fs, clock = Racing(), Clock()
+    with open_journal(fs, clock) as journal:
+        lines = [journal.append_event(event(number)) for number in range(4)]
+        journal.append_receipts([receipt_of(line) for line in lines[:3]])
+        seal_all(journal)
+        (name,) = journal.segment_names()
+        whole = fs.contents(f"{journal.directory}/{name}")
+
+        def act() -> None:
+            compact(journal, clock)
+            if how == "replaced":  # by a copy of the old one, as somebody who restores a backup would
+                fs.write_all(fs.create(f"{journal.directory}/{name}"), whole)
+
+        fs.act = act
+        index = Index(journal, monotonic=clock)
+        index.poll()
+        fs.act = None
+        index.poll()
+        standing = [entry for entry in index.entries.values() if entry.copies]
+        found = {index.read_line(entry).text: entry for entry in standing}
+        assert lines[3].text in found
+        assert [text for text, entry in found.items() if entry.is_open] == [lines[3].text]

@@ -328,3 +328,22 @@ def test_whoever_takes_a_segment_over_makes_its_name_durable_too() -> None:
         taker.sync()
         fs.crash()
         assert numbers(pieces(fs, taker)) == [1, 2]
+
+
+def test_a_footer_is_not_glued_to_a_torn_tail_of_our_own() -> None:
+    class Stubborn(CrashingFileSystem):
+        def truncate(self, descriptor: int, length: int) -> None:
+            raise OSError(5, "truncate")
+
+    stubborn = Stubborn()
+    stubborn.make_directory(DIRECTORY)
+    mine = written(stubborn, 1)
+    assert mine.hold()
+    stubborn.fail_at = len(stubborn.operations)
+    with pytest.raises(OSError, match="write"):
+        mine.append(line(2))
+    mine.seal(AT_MS)
+    mine.let_go()
+    assert not mine.hold(), "it is not sealed for the others"
+    assert mine.ended
+    assert numbers(pieces(stubborn, mine)) == [1]
