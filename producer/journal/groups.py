@@ -86,7 +86,7 @@ class GroupWriter:
             group.bytes += len(waiting.data)
             group.must_sync |= must_sync
             is_silent = self._busy_since_s is not None and self._monotonic() - self._busy_since_s > self._budget_s
-            has_thread = self._thread is not None or self._start_thread()
+            has_thread = (self._thread is not None and self._thread.is_alive()) or self._start_thread()
             self._work.notify()
         if not has_thread:
             self._run(until_idle=True)

@@ -14,7 +14,7 @@ Guarantees, each with a test of its name:
   directory were synced after it was written
 - threads of a process share one sync; processes never wait for one another (a locked segment is passed over)
 - a failed sync is never tried again on the same file: the segment is closed for good and its lines are rewritten to a
-  new one; when that fails too, nothing was acknowledged
+  new one; when that fails too, nothing was acknowledged, and what was not may still be found and delivered
 - the caller waits at most `sync_budget_s` for the disk (`errors.SyncUnknown`), and not at all behind a disk that has
   already been silent for so long; what waits for it is bounded (`errors.JournalFailed`)
 - events stop (`errors.JournalFull`) `reserve_bytes` and a headroom for `sent` short of `max_bytes`; orders and receipts
@@ -40,7 +40,7 @@ from producer import errors, identity
 from producer.journal import line as lines
 from producer.journal import segments
 from producer.journal.budget import Budget
-from producer.journal.directory import open_directory
+from producer.journal.directory import Directory
 from producer.journal.filesystem import NO_SPACE, REAL, FileSystem
 from producer.journal.groups import GroupWriter, Waiting
 
@@ -75,9 +75,8 @@ class Journal:
 
     def __init__(
         self,
-        directory: str,
+        directory: Directory,
         *,
-        journal_id: str,
         max_bytes: int,
         reserve_bytes: int,
         segment_max_bytes: int,
@@ -87,8 +86,9 @@ class Journal:
         clock: Callable[[], float],
         monotonic: Callable[[], float],
     ) -> None:
-        self.directory = directory
-        self.journal_id = journal_id
+        self._directory = directory
+        self.directory = directory.path
+        self.journal_id = directory.journal_id
         self.segment_max_bytes = segment_max_bytes
         self.segment_max_age_s = segment_max_age_s
         self.sync_budget_s = sync_budget_s
@@ -98,7 +98,7 @@ class Journal:
         self.failed_syncs = 0
         self._clock = clock
         self._receipt_stamp_ms = 0
-        self.budget = Budget(fs, directory, max_bytes=max_bytes, reserve_bytes=reserve_bytes, monotonic=monotonic)
+        self.budget = Budget(fs, self.directory, max_bytes=max_bytes, reserve_bytes=reserve_bytes, monotonic=monotonic)
         self._groups = GroupWriter(self._commit, budget_s=sync_budget_s, monotonic=monotonic)
         self._start_fresh()
         _journals.add(self)
@@ -130,10 +130,9 @@ class Journal:
         Cheap: no segment is read. Raises `errors.JournalFailed` when the directory cannot be made or read.
         """
         path = os.path.abspath(os.fspath(directory))  # noqa: PTH100
-        journal_id, made = open_directory(fs, path)
+        place = Directory(fs, path)
         journal = cls(
-            path,
-            journal_id=journal_id,
+            place,
             max_bytes=max_bytes,
             reserve_bytes=reserve_bytes,
             segment_max_bytes=segment_max_bytes,
@@ -143,7 +142,7 @@ class Journal:
             clock=clock,
             monotonic=monotonic,
         )
-        if made:
+        if place.made:
             journal.budget.refill()
         return journal
 
@@ -325,10 +324,16 @@ class Journal:
             if self._current is not None:
                 return self._current
         self._drop_current()
+        self.journal_id = self._directory.journal_id_now()
         self._current = segments.Segment.create(
             self.fs, self.directory, journal_id=self.journal_id, at_ms=self.now_ms()
         )
-        if not self._current.hold():  # somebody took it between its making and its locking
+        try:
+            is_held = self._current.hold()
+        except OSError:  # no locks here, say: such a disk shall not fill with empty files
+            self._abandon(self._current, remove=True)
+            raise
+        if not is_held:  # somebody took it between its making and its locking
             return self._take(length, must_be_new=must_be_new)
         return self._current
 
@@ -336,8 +341,8 @@ class Journal:
         return segment.empty or (segment.size + length <= self.segment_max_bytes and not self.is_old(segment.name))
 
     def is_old(self, name: str) -> bool:
-        """Whether the segment of this name has reached the age at which it is sealed."""
-        return self.now_ms() - segments.created_ms(name) >= self.segment_max_age_s * 1000
+        """Whether the segment of this name has reached the age at which it is sealed, or the clock went back so far."""
+        return abs(self.now_ms() - segments.created_ms(name)) >= self.segment_max_age_s * 1000
 
     def _take_over(self, length: int) -> segments.Segment | None:
         """An unsealed segment that nobody holds, tried without waiting; the youngest first."""
@@ -390,7 +395,6 @@ class Journal:
                 self.fs.unlink(f"{self.directory}/{segment.name}")
             else:
                 segment.seal(self.now_ms())
-            segment.let_go()
         except OSError:
             pass
         segment.close()
@@ -449,11 +453,8 @@ class Journal:
         return Index(self).read_all().status()
 
     def _after_fork_in_child(self) -> None:
-        current = self._current
         self._groups.start_fresh()
-        self._start_fresh()
-        if current is not None:
-            current.close()  # not unlocked: the lock is the parent's
+        self._start_fresh()  # the segment is closed by producer.journal.segments
 
 
 def _warn(what: str, action: str) -> None:
