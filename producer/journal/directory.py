@@ -1,28 +1,51 @@
 """The journal's directory (0700), and the random id that names it to workers.
 
-Made once: every parent that was missing, then the directory, then the id, each durable before the next. Whoever finds
-an id need not think about what stands above it. Processes that start at once agree on one id.
+Made once: every parent that was missing, then the directory, then the id, each durable before the next. Whoever makes
+an id makes the names of all directories above it durable, whoever made those; so whoever finds an id need not think
+about what stands above it. Processes that start at once agree on one id. A file system without `flock` is refused
+before there is an id.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 
 from producer import errors
 from producer.journal.filesystem import FileSystem
 
-__all__ = ["ID_FILE", "open_directory"]
+__all__ = ["ID_FILE", "Directory"]
 
 ID_FILE = "journal-id"
 
 
-def open_directory(fs: FileSystem, path: str) -> tuple[str, bool]:
-    """The id of the journal here, and whether the directory was made now. Raises `errors.JournalFailed`."""
-    try:
-        made = _make_directories(fs, path)
-        return _journal_id(fs, path), made
-    except OSError as problem:
-        raise errors.JournalFailed(f"the journal's directory cannot be opened (errno {problem.errno})") from problem
+class Directory:
+    """A journal's directory, its id, and the disk it was on when it was opened."""
+
+    def __init__(self, fs: FileSystem, path: str) -> None:
+        """Raises `errors.JournalFailed`."""
+        self._fs = fs
+        self.path = path
+        try:
+            self.made = _make_directories(fs, path)  # whether it was made now
+            self.journal_id = _journal_id(fs, path)
+            self._device = fs.device_of(path)
+        except OSError as problem:
+            raise errors.JournalFailed(f"the journal's directory cannot be opened (errno {problem.errno})") from problem
+
+    def journal_id_now(self) -> str:
+        """The id that stands here now: another one where the directory was replaced, a new one where it was emptied.
+
+        Raises `OSError` when the disk that held the journal is not mounted here: what would be written would be hidden
+        when it comes back.
+        """
+        found = _read_id(self._fs, f"{self.path}/{ID_FILE}")
+        if not found:
+            if self._fs.device_of(self.path) != self._device:
+                raise OSError(errno.ENODEV, "the journal's disk is not mounted")
+            found = _journal_id(self._fs, self.path)
+        self.journal_id = found
+        return found
 
 
 def _make_directories(fs: FileSystem, path: str) -> bool:
@@ -46,13 +69,11 @@ def _journal_id(fs: FileSystem, directory: str) -> str:
     found = _read_id(fs, path)
     if found:
         return found
-    try:
-        fs.sync_directory(os.path.dirname(directory))  # noqa: PTH120
-    except PermissionError:
-        pass  # a parent that only others may read was made by them, long ago
+    _sync_names_above(fs, directory)
     draft = f"{path}.{os.urandom(4).hex()}.tmp"
     descriptor = fs.create(draft)
     try:
+        _try_lock(fs, descriptor)
         fs.write_all(descriptor, os.urandom(16).hex().encode("ascii") + b"\n")
         fs.sync(descriptor)
     finally:
@@ -70,6 +91,26 @@ def _journal_id(fs: FileSystem, directory: str) -> str:
     if not made:
         raise errors.JournalFailed("the journal's id cannot be written")
     return made
+
+
+def _sync_names_above(fs: FileSystem, directory: str) -> None:
+    """A process that died between making a directory and syncing its name left it to us."""
+    above = fs.real_path(directory)
+    while above != (above := os.path.dirname(above)):  # noqa: PTH120
+        try:
+            fs.sync_directory(above)
+        except PermissionError:
+            pass  # one that only others may read was made by them, long ago
+
+
+def _try_lock(fs: FileSystem, descriptor: int) -> None:
+    try:
+        fs.try_lock(descriptor)
+        fs.unlock(descriptor)
+    except OSError as problem:
+        raise errors.JournalFailed(
+            f"the journal's directory is on a file system without locks (errno {problem.errno}): use a local disk"
+        ) from problem
 
 
 def _read_id(fs: FileSystem, path: str) -> str | None:

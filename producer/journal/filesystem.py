@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 
 __all__ = ["NO_SPACE", "REAL", "FileSystem"]
 
@@ -33,6 +34,8 @@ class FileSystem:
             os.mkdir(path, 0o700)  # noqa: PTH102 - pathlib costs the hook more than all of this
         except FileExistsError:
             mode = os.stat(path).st_mode  # noqa: PTH116
+            if not stat.S_ISDIR(mode):
+                raise
             if mode & 0o077:
                 os.chmod(path, 0o700)  # noqa: PTH101
             return False
@@ -40,6 +43,10 @@ class FileSystem:
 
     def is_directory(self, path: str) -> bool:
         return os.path.isdir(path)  # noqa: PTH112
+
+    def real_path(self, path: str) -> str:
+        """Where this stands when links are followed."""
+        return os.path.realpath(path)
 
     def create(self, path: str) -> int:
         """A new file (0600) open for reading and appending; `FileExistsError` when there is one."""
@@ -72,6 +79,17 @@ class FileSystem:
         """Length in bytes, and in how many directories it stands (0: it was removed)."""
         found = os.fstat(descriptor)
         return found.st_size, found.st_nlink
+
+    def stands_at(self, descriptor: int, path: str) -> bool:
+        """Whether this path leads to this file now, and to no other one or none."""
+        try:
+            return os.path.samestat(os.stat(path), os.fstat(descriptor))  # noqa: PTH116
+        except FileNotFoundError:
+            return False
+
+    def device_of(self, path: str) -> int:
+        """Which disk it stands on."""
+        return os.stat(path).st_dev  # noqa: PTH116
 
     def sync(self, descriptor: int) -> None:
         """Return once bytes and length are on the disk."""

@@ -15,6 +15,8 @@ import os
 import time
 from collections.abc import Callable
 
+from producer.journal.filesystem import REAL
+
 __all__ = ["MAX_AGE_S", "MAX_FILES", "save_prompt", "take_prompt"]
 
 MAX_AGE_S = 86_400
@@ -32,7 +34,7 @@ def save_prompt(
 ) -> None:
     """Keep the prompt for `take_prompt`; a later one with the same ids replaces it. Raises `OSError`."""
     folder = f"{os.fspath(directory)}/prompts"
-    os.makedirs(folder, mode=0o700, exist_ok=True)  # noqa: PTH103 - pathlib costs the hook more than all of this
+    _make_folder(folder)
     path = f"{folder}/{_name(session_id, prompt_id)}"
     draft = f"{path}.{os.urandom(4).hex()}.tmp"
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -67,6 +69,15 @@ def take_prompt(
         return None
     finally:
         os.close(descriptor)
+
+
+def _make_folder(folder: str) -> None:
+    """It and what is missing above it (0700). Their names are made durable by whoever makes the journal's id."""
+    try:
+        REAL.make_directory(folder)
+    except FileNotFoundError:
+        _make_folder(os.path.dirname(folder))  # noqa: PTH120
+        REAL.make_directory(folder)
 
 
 def _name(session_id: str, prompt_id: str) -> str:

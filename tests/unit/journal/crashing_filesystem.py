@@ -1,11 +1,14 @@
 """A file system in memory that fails or crashes at the Nth operation, and forgets what was not synced.
 
-- what a crash leaves of a file: what was synced, and of what came later any of nothing, all, a part, or its length
-  filled with NULs
+- what a crash leaves of a file: what was synced, and of what came later any of nothing, all, a part, its length filled
+  with NULs, or any of its blocks and NULs for the others
+- `kill`: the process stops, its locks go, and everything that it wrote stays in the memory of the machine
 - what a crash leaves of a directory: the names that were synced, and any of the changes made since (a rename is one)
 - a failed sync loses the bytes it was to make durable: later syncs of that file succeed and do not bring them back, as
   on Linux
-- a write that fails has written a part before
+- a write that fails has written a part before; with `short_writes` every longer write writes a part only
+- failures: `fail_at` (or `fail_call`, the nth time that the journal's code makes a call) and the `fail_for` operations
+  from there, each with `fail_with`; `failed` says whose calls those were
 - locks belong to open files; a crash lets them go
 - `capacity`: bytes that all files together may have
 """
@@ -14,10 +17,16 @@ from __future__ import annotations
 
 import errno
 import random
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from producer.journal import filesystem
 from producer.journal.filesystem import FileSystem
+
+_PACKAGE = str(Path(filesystem.__file__).parent)
+_SEAM = filesystem.__file__
 
 
 class Crash(Exception):
@@ -53,7 +62,12 @@ class CrashingFileSystem(FileSystem):
         self.capacity = capacity
         self.operations: list[str] = []
         self.fail_at: int | None = None  # counts from 0
+        self.fail_call: tuple[tuple[str, int], int] | None = None
+        self.fail_for = 1
         self.fail_with = errno.EIO
+        self.failed: set[tuple[str, int]] = set()  # file and line of each call that failed
+        self.callers: list[tuple[str, int]] | None = None  # of every operation, when a test asks for them
+        self.short_writes = False
         self.crash_at: int | None = None
         self.crashed = False
         self.now_ns: Callable[[], int] = lambda: 0
@@ -69,8 +83,15 @@ class CrashingFileSystem(FileSystem):
         self.crashed, self.crash_at = False, None
         self.stop_failing()
 
+    def kill(self) -> None:
+        """The process dies and the machine goes on."""
+        for file in set(self.open_files.values()):
+            file.locked_by = None
+        self.open_files.clear()
+        self.crashed, self.crash_at = False, None
+
     def stop_failing(self) -> None:
-        self.fail_at = self._fails_next_write = None
+        self.fail_at = self.fail_call = self._fails_next_write = None
 
     def _crash_directory(self, directory: Directory) -> None:
         names = dict(directory.durable)
@@ -90,15 +111,19 @@ class CrashingFileSystem(FileSystem):
     def _crash_file(self, file: File) -> None:
         file.locked_by = None
         kept, whole = file.durable, self._with_lost(bytes(file.data), file.lost)
-        match self.rng.randrange(4):
+        match self.rng.randrange(5):
             case 0:
                 data = kept
             case 1:
                 data = whole
             case 2:
                 data = whole[: self.rng.randint(min(len(kept), len(whole)), len(whole))]
-            case _:
+            case 3:
                 data = kept + bytes(max(0, len(whole) - len(kept)))
+            case _:
+                block = self.rng.choice([16, 64, 512])
+                later = [whole[at : at + block] for at in range(len(kept), len(whole), block)]
+                data = kept + b"".join(one if self.rng.random() < 0.5 else bytes(len(one)) for one in later)
         file.data, file.durable, file.lost = bytearray(data), data, (0, 0)
 
     @staticmethod
@@ -111,10 +136,18 @@ class CrashingFileSystem(FileSystem):
             raise Crash
         number = len(self.operations)
         self.operations.append(name)
+        if self.callers is not None:
+            self.callers.append(_caller())
+        if self.fail_call is not None and self.fail_at is None:
+            caller, left = self.fail_call
+            if _caller() == caller:
+                self.fail_call = caller, left - 1
+                self.fail_at = number if left <= 1 else None
         if number == self.crash_at:
             self.crashed = True
             raise Crash
-        if number == self.fail_at:
+        if self.fail_at is not None and self.fail_at <= number < self.fail_at + self.fail_for:
+            self.failed.add(_caller())
             raise OSError(self.fail_with, name)
 
     def _find(self, path: str) -> File | Directory:
@@ -138,6 +171,10 @@ class CrashingFileSystem(FileSystem):
 
         return of(self.root)
 
+    def file(self, data: bytes) -> File:
+        """A file that was there before, to be put under a name."""
+        return File(data=bytearray(data), durable=data, links=1, modified_ns=self.now_ns())
+
     def contents(self, path: str) -> bytes:
         node = self._find(path)
         assert isinstance(node, File)
@@ -159,6 +196,9 @@ class CrashingFileSystem(FileSystem):
         made = Directory()
         parent.change(lambda names: names.setdefault(name, made))
         return True
+
+    def real_path(self, path: str) -> str:
+        return path
 
     def is_directory(self, path: str) -> bool:
         try:
@@ -211,6 +251,8 @@ class CrashingFileSystem(FileSystem):
             if room <= 0:
                 raise OSError(errno.ENOSPC, "write")
             return self._write_part(file, data, room)
+        if self.short_writes and len(data) > 1:
+            return self._write_part(file, data, self.rng.randint(1, len(data)))
         return self._write_part(file, data, len(data))
 
     def _write_part(self, file: File, data: bytes | memoryview, length: int) -> int:
@@ -262,6 +304,8 @@ class CrashingFileSystem(FileSystem):
         return True
 
     def unlock(self, descriptor: int) -> None:
+        if self.crashed:
+            return  # as with close: nobody is left to be told
         self._step("unlock")
         file = self.open_files[descriptor]
         if file.locked_by == descriptor:
@@ -320,4 +364,15 @@ class CrashingFileSystem(FileSystem):
         self.open_files[descriptor].modified_ns = self.now_ns()
 
     def free_bytes(self, path: str) -> int:
+        self._step("free_bytes")
         return 1 << 40 if self.capacity is None else max(0, self.capacity - self._used())
+
+
+def _caller() -> tuple[str, int]:
+    """Where the journal's own code called the file system."""
+    frame = sys._getframe(2)
+    while not frame.f_code.co_filename.startswith(_PACKAGE) or frame.f_code.co_filename == _SEAM:
+        if frame.f_back is None:
+            return "", 0
+        frame = frame.f_back
+    return Path(frame.f_code.co_filename).name, frame.f_lineno

@@ -1,95 +1,29 @@
-"""One history of a journal, with every single operation failing in turn, and the machine stopping at every one."""
+"""One life of a journal, with every single operation failing in turn, and the machine stopping at every one."""
 
 from __future__ import annotations
 
+import ast
 import errno
-from dataclasses import dataclass, field
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from producer import errors
-from producer.journal import Journal, compaction
-from producer.journal.index import Index
-from producer.journal.line import Line
-from producer.receipt import State
+from producer.journal import filesystem
 from tests.unit.journal.crashing_filesystem import Crash, CrashingFileSystem
-from tests.unit.journal.support import LONG_S, Clock, event, open_journal, order, receipt_of, seal_all, texts
+from tests.unit.journal.life import REFUSALS, History, check, check_end, live
+from tests.unit.journal.support import Clock, event, open_journal, texts
 
-REFUSALS = (errors.JournalFailed, errors.JournalFull, errors.SyncUnknown)
+CODES = [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EINTR]
+WINDOWS = [1, 2, 3, 12, 10_000]  # for how many operations it fails
 
-
-@dataclass
-class History:
-    """What the host was told."""
-
-    offered: int = 0
-    acknowledged: set[str] = field(default_factory=set)
-    settled: dict[str, bool] = field(default_factory=dict)  # text of a line -> its terminal receipt was acknowledged
-
-
-def live(fs: CrashingFileSystem, clock: Clock, history: History) -> None:
-    """What a host does, giving up on errors: append, publish, get receipts, rotate, compact, append again."""
-    with open_journal(fs, clock, segment_max_bytes=900, reserve_bytes=2000) as journal:
-        stored = [append(journal, history, event(number)) for number in range(4)]
-        ordered = append(journal, history, order(7))
-        settle(journal, history, [*stored[:2], ordered])
-        seal_all(journal)
-        compact_all(journal, clock)
-        stored += [append(journal, history, event(number)) for number in range(4, 7)]
-        settle(journal, history, stored[3:5])
-        seal_all(journal)
-        compact_all(journal, clock)
-        append(journal, history, event(8))
-
-
-def append(journal: Journal, history: History, what: dict[str, object]) -> Line | None:
-    history.offered += 1
-    try:
-        line = journal.append_order(what) if "nonce" in what else journal.append_event(what)
-    except REFUSALS:
-        return None
-    history.acknowledged.add(line.text)
-    return line
-
-
-def settle(journal: Journal, history: History, appended: list[Line | None]) -> None:
-    lines = [line for line in appended if line is not None]
-    try:
-        journal.append_sent(lines)
-    except REFUSALS:
-        pass
-    history.settled |= dict.fromkeys([line.text for line in lines], False)
-    try:
-        journal.append_receipts([receipt_of(line) for line in lines[1:]])
-        journal.append_receipts([receipt_of(line, State.FORGOTTEN) for line in lines[:1]])
-    except REFUSALS:
-        return
-    history.settled |= dict.fromkeys([line.text for line in lines], True)
-
-
-def compact_all(journal: Journal, clock: Clock) -> None:
-    index = Index(journal, monotonic=clock)
-    index.poll()
-    compaction.heal_tails(journal, index)
-    compaction.compact(journal, index, now_s=clock() + LONG_S, everything=True)
-
-
-def check(fs: CrashingFileSystem, clock: Clock, history: History) -> None:
-    """What must hold afterwards, whatever happened."""
-    fs.stop_failing()
-    with open_journal(fs, clock) as journal:
-        found = list(journal.scan())
-        lines = [located.line for located in found if located.line.kind in ("event", "order")]
-        receipted = {located.line.body["lineHash"] for located in found if located.line.kind == "receipt"}
-        assert len({line.text for line in lines}) <= history.offered
-        missing = history.acknowledged - {line.text for line in lines}
-        assert missing <= set(history.settled), "an acknowledged line without a receipt is gone"
-        for line in lines:
-            assert not history.settled.get(line.text) or line.hash in receipted, "a receipt went before its line"
-        again = journal.append_event(event(99))
-        assert again.text in texts(journal), "the journal does not go on"
-    history.offered += 1
-    assert not fs.open_files, "descriptors are left open"
+# Calls whose failure changes nothing that the journal could do about it.
+NEVER_FAILS = {
+    "close": "the kernel takes the descriptor back all the same, and what matters was synced before",
+    "is_directory": "answers False",
+    "real_path": "answers the path",
+}
 
 
 def undisturbed() -> tuple[CrashingFileSystem, History]:
@@ -100,44 +34,140 @@ def undisturbed() -> tuple[CrashingFileSystem, History]:
 
 def test_undisturbed_everything_is_acknowledged_and_compacted() -> None:
     fs, history = undisturbed()
-    assert len(history.acknowledged) == 9
-    assert sum(history.settled.values()) == 5
+    assert len(history.acknowledged) == 9, "all but the one for which there was no room"
+    assert sum(history.settled.values()) == 6
     with open_journal(fs) as journal:
         assert set(texts(journal)) == history.acknowledged - set(history.settled)
+        assert journal.budget.reserve_length() == 2000
+        assert fs.listing("/state/journal/quarantine"), "the junk was not kept"
     check(fs, Clock(), history)
+    check_end(fs, Clock(), history)
 
 
-@pytest.mark.parametrize("code", [errno.EIO, pytest.param(errno.ENOSPC, marks=pytest.mark.slow)], ids=["EIO", "ENOSPC"])
-def test_whichever_operation_fails_nothing_acknowledged_is_lost(code: int) -> None:
-    operations = len(undisturbed()[0].operations)
-    refused = 0
-    for number in range(operations):
-        fs, clock, history = CrashingFileSystem(number), Clock(), History()
-        fs.fail_at, fs.fail_with = number, code
-        try:
-            live(fs, clock, history)
-        except (errors.JournalFailed, OSError):
-            fs.open_files.clear()  # could not be opened, or could not be listed by a reader
-        refused += len(history.acknowledged) < 9
-        check(fs, clock, history)
-        fs.crash()
-        check(fs, clock, history)
+def failing(
+    number: int, *, code: int, window: int, call: tuple[tuple[str, int], int] | None = None
+) -> tuple[CrashingFileSystem, bool]:
+    """A life in which this operation fails, and its sequels; whether something was refused."""
+    fs, clock, history = CrashingFileSystem(number), Clock(), History()
+    fs.fail_at, fs.fail_call = (None, call) if call else (number, None)
+    fs.fail_with, fs.fail_for = code, window
+    try:
+        live(fs, clock, history)
+    except errors.JournalFailed:
+        pass  # could not be opened, or not be read
+    except OSError:
+        fs.open_files.clear()  # a reader of the tests gave up in the middle
+    refused = len(history.acknowledged) < 9
+    check(fs, clock, history)
+    fs.crash()
+    check(fs, clock, history)
+    clock.advance(7200)
+    check_end(fs, clock, history)
+    return fs, refused
+
+
+def test_whichever_call_of_the_file_system_fails_nothing_acknowledged_is_lost() -> None:
+    """Every call in the journal's code fails here, alone or with what follows; every operation in the slow tests."""
+    refused, failed = 0, set()
+    for turn, call in enumerate(first_and_last_of_each_call()):
+        code, window = CODES[turn % len(CODES)], WINDOWS[turn // 2 % len(WINDOWS)]
+        fs, was_refused = failing(turn, call=call, code=code, window=window)
+        refused += was_refused
+        failed |= fs.failed
     assert refused, "no failure reached an append"
+    never = [
+        (file, line, name)
+        for file, line, end, name in calls_of_the_file_system()
+        if name not in NEVER_FAILS and not any(file == where and line <= at <= end for where, at in failed)
+    ]
+    assert never == []
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 10))])
-def test_at_whichever_operation_the_machine_stops_nothing_acknowledged_is_lost(seed: int) -> None:
+def first_and_last_of_each_call() -> list[tuple[tuple[str, int], int]]:
+    fs = CrashingFileSystem()
+    fs.callers = []
+    live(fs, Clock(), History())
+    often = Counter(fs.callers)
+    return sorted({*dict.fromkeys(often, 1).items(), *often.items()})
+
+
+def calls_of_the_file_system() -> list[tuple[str, int, int, str]]:
+    """File, first and last line and operation of each call through the seam."""
+    found = []
+    for path in sorted(Path(filesystem.__file__).parent.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            receiver = ast.unparse(node.func.value).rpartition(".")[2]
+            if receiver in ("fs", "_fs"):
+                found.append((path.name, node.lineno, node.end_lineno or 0, node.func.attr))
+    assert len(found) > 50
+    return found
+
+
+EVERY = [
+    *(pytest.param(1, seed, marks=pytest.mark.slow) for seed in range(10)),
+    (5, 0),
+]  # every operation, or each fifth
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("code", CODES, ids=[errno.errorcode[code] for code in CODES])
+def test_whichever_operations_fail_in_whichever_way_nothing_acknowledged_is_lost(code: int, window: int) -> None:
+    for number in range(len(undisturbed()[0].operations)):
+        failing(number, code=code, window=window)
+
+
+@pytest.mark.parametrize(("step", "seed"), EVERY)
+def test_at_whichever_operation_the_machine_stops_nothing_acknowledged_is_lost(step: int, seed: int) -> None:
     operations = len(undisturbed()[0].operations)
-    for number in range(operations):
-        fs, clock, history = CrashingFileSystem(seed * 10_000 + number), Clock(), History()
-        fs.crash_at = number
-        try:
-            live(fs, clock, history)
-        except (Crash, errors.JournalFailed):
-            pass
+    for number in range(seed % step, operations, step):
+        fs, clock, history = stopped(seed * 10_000 + number, number)
         fs.crash()
         check(fs, clock, history)
         fs.crash()  # and again, without anything having been synced since
+        check(fs, clock, history)
+        clock.advance(7200)
+        check_end(fs, clock, history)
+
+
+@pytest.mark.parametrize(("step", "seed"), EVERY)
+def test_at_whichever_operation_a_process_is_killed_what_the_next_one_acknowledges_survives_power_loss(
+    step: int, seed: int
+) -> None:
+    operations = len(undisturbed()[0].operations)
+    for number in range(seed % step, operations, step):
+        fs, clock, history = stopped(seed * 10_000 + number, number)
+        fs.kill()
+        fs.stop_failing()
+        fs.capacity = None
+        live(fs, clock, history, first=20)
+        assert len(history.acknowledged) >= 9, "the next process was refused"
+        fs.crash()
+        check(fs, clock, history)
+        clock.advance(7200)
+        check_end(fs, clock, history)
+
+
+def stopped(seed: int, number: int) -> tuple[CrashingFileSystem, Clock, History]:
+    """A life that ends at this operation."""
+    fs, clock, history = CrashingFileSystem(seed), Clock(), History()
+    fs.crash_at = number
+    try:
+        live(fs, clock, history)
+    except (Crash, errors.JournalFailed):
+        pass
+    return fs, clock, history
+
+
+def test_writes_that_take_a_part_at_a_time_lose_nothing() -> None:
+    for seed in range(5):
+        fs, clock, history = CrashingFileSystem(seed), Clock(), History()
+        fs.short_writes = True
+        live(fs, clock, history)
+        assert len(history.acknowledged) == 9
+        fs.crash()
         check(fs, clock, history)
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
 import stat
+import threading
 from pathlib import Path
 
 from producer.journal import prompts
@@ -63,3 +66,42 @@ def test_no_more_than_a_thousand_are_kept(tmp_path: Path) -> None:
     prompts.save_prompt(tmp_path, "s", "p", "text")
     assert len(list((tmp_path / "prompts").iterdir())) == prompts.MAX_FILES
     assert prompts.take_prompt(tmp_path, "s", "p") == "text"
+
+
+def test_a_prompt_saved_before_the_journal_is_there_leaves_no_directory_open_to_others(tmp_path: Path) -> None:
+    prompts.save_prompt(tmp_path / "state" / "journal", "s", "p", "text")
+    for path in (tmp_path / "state", tmp_path / "state" / "journal", tmp_path / "state" / "journal" / "prompts"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+
+
+def test_a_reader_sees_a_whole_prompt_or_none_while_it_is_replaced(tmp_path: Path) -> None:
+    texts = ["a" * 200_000, "b" * 200_000]
+    prompts.save_prompt(tmp_path, "s", "p", texts[0])
+    done = threading.Event()
+
+    def write() -> None:
+        for number in range(50):
+            prompts.save_prompt(tmp_path, "s", "p", texts[number % 2])
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while not done.is_set():
+        assert prompts.take_prompt(tmp_path, "s", "p") in texts
+    writer.join(10)
+
+
+def test_a_prompt_that_cannot_be_written_leaves_the_earlier_one_and_no_draft(tmp_path: Path) -> None:
+    prompts.save_prompt(tmp_path, "s", "p", "earlier")
+    pid = os.fork()
+    if pid == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        try:
+            prompts.save_prompt(tmp_path, "s", "p", "x" * 5000)
+        except OSError:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert prompts.take_prompt(tmp_path, "s", "p") == "earlier"
+    assert len(list((tmp_path / "prompts").iterdir())) == 1
