@@ -34,9 +34,15 @@ _Send = Callable[[list[Call]], None]
 
 @dataclass(eq=False, slots=True)
 class Lane:
-    """`free`: how many more may be in flight."""
+    """`free`: how many more may be in flight.
+
+    `linger_s`, for a lane with one in flight of which many cost hardly more than one: while calls come in company, who
+    finds the lane free waits until none came for so long. A call that comes alone is sent at once.
+    """
 
     free: int
+    linger_s: float = 0.0
+    in_company: bool = False  # the last ones were sent together
     waiting: list[Call] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
@@ -51,7 +57,10 @@ class Lane:
                     self.changed.wait()
                 if call.done:
                     break
+                if self.linger_s and self.in_company:
+                    self._linger(call)
                 batch = pick(self.waiting)
+                self.in_company = len(batch) > 1
                 for taken in batch:
                     taken.taken = True
                     # Holds when the sending thread is torn out of `send`; overwritten by every ordinary end.
@@ -74,3 +83,18 @@ class Lane:
         if call.error is not None:
             raise call.error
         return call.answer
+
+    def _linger(self, call: Call) -> None:
+        """Hold the lane until no more come. It is locked again when this returns."""
+        self.free -= 1
+        try:
+            before = 0
+            while before < len(self.waiting):
+                before = len(self.waiting)
+                self.changed.wait(self.linger_s)
+        except BaseException:
+            self.waiting.remove(call)
+            self.changed.notify_all()
+            raise
+        finally:
+            self.free += 1

@@ -10,11 +10,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from memory_tasks import checking, clock, shared_store
+from memory_tasks import checking, shared_settling, shared_store
 from producer import errors
 from producer.convergence import delivery, driver
 from producer.store import port
@@ -48,27 +49,20 @@ class Settler:
         parts: Mapping[str, Parts],
         *,
         forget_margin_s: float,
-        now_s: Callable[[], float] = clock.now_s,
     ) -> None:
         self._parts = dict(parts)
+        self._shared = {
+            tenant: shared_settling.SharedSettling(settle_all=partial(self._settle_all, one))
+            for tenant, one in self._parts.items()
+        }
         self._forget_margin_s = forget_margin_s
-        self._now_s = now_s
 
     def settle(
         self, tenant: str, deliveries: Sequence[delivery.Delivery], *, until: float
     ) -> list[delivery.Settled | delivery.Failed]:
         """What became of each. No request is sent after `until` on the delivery clock."""
-        parts = self._parts[tenant]
-        self._ensure_indexes(tenant, parts)
-        return driver.settle_all(
-            parts.store.until(until),
-            deliveries,
-            recent=parts.recent,
-            embedder=parts.embedder,
-            deadline=lambda: self._now_s() > until,
-            forget_margin_s=self._forget_margin_s,
-            waker=parts.waker,
-        )
+        self._ensure_indexes(tenant, self._parts[tenant])
+        return self._shared[tenant].settle(deliveries, until=until)
 
     def forgotten(self, tenant: str, asked: Sequence[checking.Question], *, until: float) -> list[bool]:
         """Whether dead lines were forgotten meanwhile. Reads marks only. Raises what the store raises."""
@@ -82,6 +76,19 @@ class Settler:
                 close: Any = getattr(other, "close", None)
                 if close is not None:
                     close()
+
+    def _settle_all(
+        self, parts: Parts, deliveries: Sequence[delivery.Delivery], untils: Sequence[float]
+    ) -> list[delivery.Settled | delivery.Failed]:
+        return driver.settle_all(
+            parts.store,
+            deliveries,
+            untils=untils,
+            recent=parts.recent,
+            embedder=parts.embedder,
+            forget_margin_s=self._forget_margin_s,
+            waker=parts.waker,
+        )
 
     def _ensure_indexes(self, tenant: str, parts: Parts) -> None:
         due = parts.indexes_due_s

@@ -6,11 +6,13 @@ one label and property as one find. A look of a round is sent after the writes o
 confirm them. Two different rows with the same key go in successive calls.
 
 A call that fails, fails the deliveries whose requests were in it, and no others. A refused batch is halved until one
-bad request fails alone. Nothing is retried here: the caller does that, and what was settled stays settled.
+bad request fails alone; a call that is too late for one of its deliveries is made for the others. Nothing is retried
+here: the caller does that, and what was settled stays settled.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +27,7 @@ from producer.convergence.delivery import Delivery, Failed, Settled
 from producer.receipt import State
 from producer.store import port
 
-__all__ = ["MAX_ROUNDS", "Embedder", "RecentWrites", "Waker", "settle_all"]
+__all__ = ["MAX_ROUNDS", "BoundedStore", "Embedder", "RecentWrites", "Waker", "settle_all"]
 
 MAX_ROUNDS = 1000  # far more than any delivery needs; reaching it means that writes are answered and not done
 _KEYS = 300  # keys of one find or link: measured, it costs the same as one
@@ -33,6 +35,14 @@ _WAKE_EVERY_S = 60.0
 _WRITES = (requests.Upsert, requests.Link, requests.SetVector, requests.Delete)
 
 T = TypeVar("T")
+
+
+class BoundedStore(port.Store, Protocol):
+    """A store that can be told until when to send."""
+
+    def until(self, at: float) -> port.Store:
+        """A view that sends nothing after `at`: it raises `errors.DeliveryTooOld` then."""
+        ...
 
 
 class RecentWrites(Protocol):
@@ -79,6 +89,7 @@ class _Run:
     """One delivery under way."""
 
     delivery: Delivery
+    until: float
     steps: requests.Steps[Settled]
     wanted: tuple[requests.Request, ...] = ()
     answers: list[Any] = field(default_factory=list)
@@ -121,25 +132,26 @@ _Part = list[list[_Ask]]  # of one store call; equal requests side by side
 
 
 def settle_all(
-    store: port.Store,
+    store: port.Store | BoundedStore,
     deliveries: Sequence[Delivery],
     *,
+    untils: Sequence[float] | None = None,
     recent: RecentWrites | None = None,
     embedder: Embedder | None = None,
-    deadline: Callable[[], bool] | None = None,
     forget_margin_s: float = forget.MARGIN_S,
     waker: Waker = _WAKER,
 ) -> list[Settled | Failed]:
     """Settle these deliveries together; what became of each, in their order. Never raises an `errors.IngestError`.
 
-    `deadline` answers whether it is too late to send a further request; it may raise `errors.DeliveryTooOld` itself.
-    `waker`: pass one per store where a process has several.
+    `untils`: for each delivery the time after which no request may be sent for it, on the clock of the store, which
+    then has to be a `BoundedStore`. Who is too old fails, and the others go on. `waker`: pass one per store where a
+    process has several.
     """
     runs = [
-        _Run(delivery=delivery, steps=rules.deliver(delivery, forget_margin_s=forget_margin_s))
-        for delivery in deliveries
+        _Run(delivery=delivery, until=until, steps=rules.deliver(delivery, forget_margin_s=forget_margin_s))
+        for delivery, until in zip(deliveries, untils or [math.inf] * len(deliveries), strict=True)
     ]
-    rounds = _Rounds(store, recent, embedder, deadline, waker)
+    rounds = _Rounds(store, recent, embedder, waker)
     for run in runs:
         run.go_on()
     for _ in range(MAX_ROUNDS):
@@ -180,16 +192,15 @@ class _Rounds:
 
     def __init__(
         self,
-        store: port.Store,
+        store: port.Store | BoundedStore,
         recent: RecentWrites | None,
         embedder: Embedder | None,
-        deadline: Callable[[], bool] | None,
         waker: Waker,
     ) -> None:
-        self._store = store
+        self._given = store
+        self._store: port.Store = store  # as the call under way may use it
         self._recent = recent
         self._embedder = embedder
-        self._deadline = deadline
         self._waker = waker
 
     def send(self, runs: Sequence[_Run]) -> None:
@@ -304,7 +315,6 @@ class _Rounds:
         seen = {record.id: record for record in records}
         skip = len(records)
         while True:
-            self._check_deadline()
             page = self._store.find(label, where, skip=skip)
             seen.update((record.id, record) for record in page.records)
             skip += len(page.records)
@@ -381,11 +391,18 @@ class _Rounds:
         if not part:
             return
         writes = isinstance(part[0][0].request, _WRITES)
+        runs = _runs(part)
+        until = min(run.until for run in runs)
+        self._store = self._given if until == math.inf else self._given.until(until)  # type: ignore[union-attr]
+        for run in runs:
+            run.wrote = run.wrote or writes
         try:
-            self._check_deadline()
-            for run in _runs(part):
-                run.wrote = run.wrote or writes
             call(part)
+        except errors.DeliveryTooOld as problem:  # nothing was sent
+            for run in runs:
+                if run.until <= until:
+                    run.fail(problem)
+            self._call(part, call, may_be_refused=may_be_refused)
         except errors.StoreRefused as problem:
             if len(part) > 1:
                 for half in _halves(part):
@@ -400,10 +417,6 @@ class _Rounds:
             if may_be_refused:
                 for same in part:
                     _answer(same, True)
-
-    def _check_deadline(self) -> None:
-        if self._deadline is not None and self._deadline():
-            raise errors.DeliveryTooOld("half the visibility timeout is over; another copy may be running")
 
 
 def _fail(part: _Part, problem: errors.IngestError, *, unsure: bool) -> None:

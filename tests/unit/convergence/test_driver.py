@@ -14,6 +14,7 @@ from producer.store import port
 from producer.store.sqlite import SqliteStore
 from tests.unit.convergence.cast import (
     AT,
+    CALLS,
     SCOPE_KEY,
     CountingStore,
     Shelf,
@@ -135,18 +136,53 @@ def test_a_delivery_is_unsure_only_when_a_write_of_it_has_an_unknown_outcome(
     assert driver.settle_all(CountingStore(store, fail), [given(episode())]) == [Failed(error=problem, unsure=unsure)]
 
 
+class Clock:
+    """A store that can be told until when to send, on a clock that goes on by one with every call."""
+
+    def __init__(self, counting: CountingStore) -> None:
+        self.counting = counting
+        self.now = 0
+
+    def until(self, at: float) -> Any:
+        return Timed(self, at)
+
+
+class Timed:
+    def __init__(self, clock: Clock, at: float) -> None:
+        self._clock, self._at = clock, at
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._clock.counting, name)
+        if name not in CALLS:
+            return real
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            if self._clock.now > self._at:
+                raise errors.DeliveryTooOld("too old")
+            self._clock.now += 1
+            return real(*arguments, **named)
+
+        return call
+
+
 def test_nothing_is_sent_once_a_delivery_is_too_old(store: SqliteStore) -> None:
-    calls = 0
-
-    def too_late() -> bool:
-        nonlocal calls
-        calls += 1
-        return calls > 4
-
     counting = CountingStore(store)
-    (result,) = driver.settle_all(counting, [given(episode())], deadline=too_late)
+    (result,) = driver.settle_all(Clock(counting), [given(episode())], untils=[3])
     assert isinstance(result, Failed) and isinstance(result.error, errors.DeliveryTooOld)
     assert counting.calls.total() == 4
+
+
+def test_a_delivery_that_is_too_old_keeps_no_other_one_of_its_batch(store: SqliteStore) -> None:
+    asked: list[Any] = []
+    counting = CountingStore(store, lambda name, label, what: asked.append(what))
+    old, *others = batch = [given(episode(f"turn {n}")) for n in range(5)]
+    results = driver.settle_all(Clock(counting), batch, untils=[1, *[99] * 4])
+    assert isinstance(results[0], Failed) and isinstance(results[0].error, errors.DeliveryTooOld)
+    assert not results[0].unsure
+    assert results[1:] == [STORED] * 4
+    assert [what for what in asked[2:] if old.id in str(what)] == []
+    assert counting.calls.total() == 11
+    assert {r.get("eventId") for r in records(store, "EPISODE")} == {other.id for other in others}
 
 
 def test_a_store_that_acknowledges_and_does_nothing_ends_in_no_progress(store: SqliteStore) -> None:
