@@ -246,11 +246,12 @@ class Publishing:
         """Whether the broker took them."""
         try:
             self._publisher.publish(publications)
-        except errors.BrokerUnavailable:
+        except errors.BrokerUnavailable as problem:
             self._tally.counted["broker_failures"] += 1
             if self._back_off.fail(now_s):
                 _log.warning(
-                    "the broker is away; lines wait in the journal and are published when it is back",
+                    "the broker is away (%s); lines wait in the journal and are published when it is back",
+                    problem,
                     extra={"action": "broker_unavailable"},
                 )
             return False
