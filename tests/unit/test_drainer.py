@@ -33,6 +33,40 @@ def test_a_lock_without_heartbeat_makes_a_deputy_and_a_heartbeat_unmakes_it(tmp_
     second.drop()
 
 
+def test_of_many_one_is_the_deputy_and_the_next_takes_over_when_it_is_gone(tmp_path: Path) -> None:
+    drainer, *others = (DrainerLock(REAL, str(tmp_path)) for _ in range(5))
+
+    def roles(now_s: float) -> list[Role]:
+        return [other.role(now_s) for other in others]
+
+    assert drainer.role(0) is Role.DRAINER
+    assert roles(0) == [Role.NONE] * 4
+    for second in range(61, 400, 2):
+        assert roles(second) == [Role.DEPUTY, Role.NONE, Role.NONE, Role.NONE]
+    others.pop(0).drop()
+    assert roles(402) == [Role.DEPUTY, Role.NONE, Role.NONE]
+    assert drainer.role(403) is Role.DRAINER
+    assert roles(404) == [Role.NONE] * 3
+    drainer.drop()
+    assert roles(406) == [Role.DRAINER, Role.NONE, Role.NONE]
+    for other in others:
+        other.drop()
+
+
+def test_where_drainer_and_deputy_are_frozen_all_others_stand_in(tmp_path: Path) -> None:
+    frozen, frozen_too, third, fourth = (DrainerLock(REAL, str(tmp_path)) for _ in range(4))
+    assert frozen.role(0) is Role.DRAINER
+    assert [lock.role(0) for lock in (frozen_too, third, fourth)] == [Role.NONE] * 3
+    assert frozen_too.role(60) is Role.DEPUTY
+    assert [third.role(60), fourth.role(60)] == [Role.NONE] * 2
+    assert [third.role(119), fourth.role(119)] == [Role.NONE] * 2
+    assert [third.role(121), fourth.role(121)] == [Role.DEPUTY] * 2
+    assert frozen_too.role(122) is Role.DEPUTY
+    assert [third.role(123), fourth.role(123)] == [Role.NONE] * 2
+    for lock in (frozen, frozen_too, third, fourth):
+        lock.drop()
+
+
 def test_a_drainer_whose_directory_was_cleared_claims_it_anew(tmp_path: Path) -> None:
     first, second = DrainerLock(REAL, str(tmp_path)), DrainerLock(REAL, str(tmp_path))
     assert first.role(0) is Role.DRAINER
