@@ -87,9 +87,7 @@ class Host:
             self.broker,
             self.broker,
             key=KEY,
-            monotonic=self.clock,
-            rng=random.Random(1),
-            **options,  # type: ignore[arg-type]
+            **{"monotonic": self.clock, "rng": random.Random(1), **options},  # type: ignore[arg-type]
         )
 
     def restart(self, **options: object) -> None:
