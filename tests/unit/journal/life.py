@@ -58,6 +58,7 @@ def live(fs: CrashingFileSystem, clock: Clock, history: History, *, first: int =
     with open_journal(fs, clock, segment_max_bytes=900, reserve_bytes=2000) as journal:
         damage(fs, journal, JUNK * 2 + b"\n")
         drain(journal, clock)
+        leave(fs, f"{DIRECTORY}/journal-id", None)
         append(journal, history, event(first + 9))
 
 

@@ -237,6 +237,24 @@ def fail_next(fs: CrashingFileSystem, operation: str) -> None:
     fs.__class__ = Failing
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_writing_thread_that_died_is_replaced() -> None:
+    def break_it() -> None:
+        raise RuntimeError("a listener that does more than wake somebody")
+
+    with open_journal(CrashingFileSystem()) as journal:
+        journal.add_listener(break_it)
+        thread = None
+        for number in range(3):
+            journal.append_event(event(number))
+            died, thread = thread, journal._groups._thread
+            assert thread is not died
+            assert thread is not None
+            thread.join(10)
+        assert len(texts(journal)) == 3
+        journal.remove_listener(break_it)
+
+
 # A disk that is silent
 
 

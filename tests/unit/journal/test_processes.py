@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from producer.journal import Journal
+from producer.journal import Journal, segments
 from producer.journal.filesystem import REAL
 from producer.journal.index import Index
-from tests.unit.journal.support import Clock, event, open_journal, seal_all, texts
+from tests.unit.journal.support import Clock, compact, event, open_journal, receipt_of, seal_all, texts
 
 WRITER = """
 import json, os, random, sys
-from producer.journal import Journal
+from producer.journal import Journal, segments
 from producer import errors
 directory, seed, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 rng = random.Random(seed)
@@ -67,6 +67,37 @@ print("ready", flush=True)
 sys.stdin.read()
 print(dispatcher.flush(60), dispatcher.status().role, dispatcher.status().segments_removed, flush=True)
 dispatcher.close()
+"""
+
+
+COMPACTOR = """
+import sys, time
+from producer import errors, receipt
+from producer.journal import Journal, compaction
+from producer.journal.index import Index
+journal = Journal.open(
+    sys.argv[1],
+    max_bytes=1 << 28,
+    reserve_bytes=1 << 16,
+    segment_max_bytes=1 << 14,
+    segment_max_age_s=float(sys.argv[2]),
+)
+index = Index(journal)
+while True:
+    index.poll()
+    stored = []
+    for entry in list(index.open_entries()):
+        try:
+            line = index.read_line(entry)
+        except OSError:  # another one compacted it away since the poll
+            continue
+        if not line.id.endswith("0"):  # those are never stored
+            stored.append(receipt.Receipt(line_hash=line.hash, id=line.id, state=receipt.State.STORED))
+    journal.append_receipts(stored)
+    compaction.heal_tails(journal, index)
+    compaction.seal_finished(journal, index)
+    done = compaction.compact(journal, index, now_s=time.monotonic() + 1000, everything=True)
+    print(done.segments_removed, done.segments_written, flush=True)
 """
 
 
@@ -139,6 +170,53 @@ def test_many_processes_one_journal_small(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_many_processes_one_journal(tmp_path: Path, seed: int) -> None:
     many_processes(tmp_path, writers=10, each=1000, kills=30, seed=seed)
+
+
+def compacted_by_many(tmp_path: Path, *, each: int, kills: int, seed: int) -> None:
+    """Two hosts compact one directory, against all rules, and are killed anywhere in it; then nothing is missing."""
+    rng = random.Random(seed)
+    directory = str(tmp_path / "journal")
+    writers = [python(WRITER, directory, str(number), str(each)) for number in range(2)]
+    compactors = [python(COMPACTOR, directory, "0.05") for _ in range(2)]
+    for number in range(kills):
+        victim = compactors[number % 2]
+        assert victim.stdout
+        for _ in range(rng.randint(1, 3)):
+            assert victim.stdout.readline(), "a compactor gave up"
+        threading.Event().wait(rng.uniform(0, 0.02))
+        victim.kill()
+        victim.communicate()
+        compactors[number % 2] = python(COMPACTOR, directory, "0.05")
+    told = [set(writer.communicate(timeout=120)[0].split()) for writer in writers]
+    for compactor in compactors:
+        assert compactor.stdout
+        assert compactor.stdout.readline(), "a compactor gave up"
+        compactor.kill()
+        compactor.communicate()
+    with open_journal(REAL, time_is_real(), directory=directory, max_bytes=1 << 28) as journal:
+        found = [located.line.id for located in journal.scan() if located.line.kind == "event"]
+        never_stored = {id_ for ids in told for id_ in ids if id_.endswith("0")}
+        assert len(never_stored) == 2 * each // 10
+        assert never_stored <= set(found), "an acknowledged event without a receipt is gone"
+        drained = python(COMPACTOR, directory, "-1")
+        assert drained.stdout
+        for _ in range(4):
+            drained.stdout.readline()
+        drained.kill()
+        drained.communicate()
+        index = Index(journal).read_all()
+        assert {index.read_line(entry).id for entry in index.open_entries()} == never_stored
+        assert index.damaged <= kills + 1
+
+
+def test_two_hosts_that_compact_one_directory_and_are_killed_lose_nothing(tmp_path: Path) -> None:
+    compacted_by_many(tmp_path, each=300, kills=6, seed=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_two_hosts_that_compact_one_directory_and_are_killed_often_lose_nothing(tmp_path: Path, seed: int) -> None:
+    compacted_by_many(tmp_path, each=2000, kills=40, seed=seed)
 
 
 def test_killed_right_after_append_returned_the_line_is_there(tmp_path: Path) -> None:
@@ -273,3 +351,83 @@ def test_sealing_works_on_a_real_file_system(tmp_path: Path) -> None:
         journal.append_event(event(1))
         assert len(journal.segment_names()) == 2
         assert len(texts(journal)) == 2
+
+
+def test_a_lock_that_is_let_go_is_free_though_a_child_was_forked_meanwhile(tmp_path: Path) -> None:
+    """Compaction holds segments for a while; a child forked then would keep their locks as long as it lives."""
+    with open_journal(REAL, directory=str(tmp_path / "journal")) as journal:
+        journal.append_event(event(0))
+        seal_all(journal)
+        (name,) = journal.segment_names()
+        held = segments.Segment.open(REAL, journal.directory, name, journal_id=journal.journal_id)
+        assert held.hold_sealed()
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(writing)
+            os.read(reading, 1)
+            os._exit(0)
+        try:
+            held.close()
+            assert free(f"{journal.directory}/{name}")
+        finally:
+            os.close(writing)
+            os.close(reading)
+            os.waitpid(child, 0)
+
+
+def test_a_forked_child_keeps_no_segment_of_its_parent_open(tmp_path: Path) -> None:
+    with open_journal(REAL, directory=str(tmp_path / "journal")) as journal:
+        journal.append_event(event(0))
+        seal_all(journal)
+        (name,) = journal.segment_names()
+        held = segments.Segment.open(REAL, journal.directory, name, journal_id=journal.journal_id)
+
+        def opened() -> list[str]:
+            return [str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+
+        assert any(name in path for path in opened())
+        assert not [path for path in in_child(opened) if "segment-" in path]  # type: ignore[attr-defined]
+        held.close()
+
+
+def test_children_forked_in_the_middle_of_appends_capture_and_leave_without_cleaning_up(tmp_path: Path) -> None:
+    with open_journal(REAL, directory=str(tmp_path / "journal"), max_bytes=1 << 28) as journal:
+        stop = threading.Event()
+        told: list[list[str]] = [[], []]
+
+        def append(into: list[str], start: int) -> None:
+            while not stop.is_set():
+                into.append(journal.append_event(event(start + len(into))).id)
+
+        threads = [threading.Thread(target=append, args=(told[n], 100_000 * (n + 1))) for n in range(2)]
+        for thread in threads:
+            thread.start()
+        children: list[str] = []
+        for number in range(15):
+            children += in_child(  # type: ignore[arg-type]
+                lambda number=number: [journal.append_event(event(10 * number + n)).id for n in range(2)]
+            )
+        stop.set()
+        for thread in threads:
+            thread.join(30)
+        found = [located.line.id for located in journal.scan()]
+        assert len(found) == len(set(found)), "a child wrote what its parent had queued"
+        assert {*children, *told[0], *told[1]} == set(found)
+        assert journal.status().damaged == 0
+
+
+def test_a_process_that_holds_a_removed_segment_open_appends_to_another(tmp_path: Path) -> None:
+    """Compaction removes a sealed segment of which another process still has the descriptor."""
+    clock = time_is_real()
+    with open_journal(REAL, clock, directory=str(tmp_path / "journal")) as journal:
+        first = journal.append_event(event(0))
+        (name,) = journal.segment_names()
+        assert journal._current is not None
+        assert journal._current.name == name
+        with open_journal(REAL, clock, directory=str(tmp_path / "journal")) as drainer:
+            drainer.append_receipts([receipt_of(first)])
+            seal_all(drainer)
+            assert compact(drainer, clock).segments_removed == 1
+            later = journal.append_event(event(1))
+            assert texts(drainer) == [later.text]
