@@ -60,6 +60,7 @@ class CrashingFileSystem(FileSystem):
         self.root = Directory()
         self.open_files: dict[int, File] = {}
         self.capacity = capacity
+        self.device = 1
         self.operations: list[str] = []
         self.fail_at: int | None = None  # counts from 0
         self.fail_call: tuple[tuple[str, int], int] | None = None
@@ -268,6 +269,18 @@ class CrashingFileSystem(FileSystem):
         self._step("size_and_links")
         file = self.open_files[descriptor]
         return len(file.data), file.links
+
+    def stands_at(self, descriptor: int, path: str) -> bool:
+        self._step("stands_at")
+        try:
+            return self._find(path) is self.open_files[descriptor]
+        except FileNotFoundError:
+            return False
+
+    def device_of(self, path: str) -> int:
+        self._step("device_of")
+        self._find(path)
+        return self.device
 
     def sync(self, descriptor: int) -> None:
         file = self.open_files.get(descriptor, File())

@@ -96,7 +96,17 @@ def test_a_file_system_that_became_read_only_refuses_every_append_and_can_be_rea
         line = journal.append_event(event(0))
     fs.fail_at, fs.fail_for, fs.fail_with = len(fs.operations), 1 << 30, errno.EROFS
     step = fs._step
-    reading = ("make_directory", "read", "listing", "open", "size_and_links", "try_lock", "unlock")
+    reading = (
+        "make_directory",
+        "read",
+        "listing",
+        "open",
+        "size_and_links",
+        "stands_at",
+        "device_of",
+        "try_lock",
+        "unlock",
+    )
     fs._step = lambda name: fs.operations.append(name) if name in reading else step(name)  # type: ignore[method-assign]
     with open_journal(fs) as journal:
         with pytest.raises(errors.JournalFailed):

@@ -129,6 +129,17 @@ def test_nobody_appends_to_a_removed_segment(fs: CrashingFileSystem) -> None:
     assert mine.ended
 
 
+def test_nobody_appends_to_a_segment_that_was_moved_away_or_replaced(fs: CrashingFileSystem) -> None:
+    mine = written(fs, 1)
+    whole = fs.contents(path(mine))
+    fs.rename(path(mine), f"{path(mine)}.aside")
+    assert not mine.hold()
+    other = fs.create(path(mine))
+    fs.write_all(other, whole)
+    assert not mine.hold()
+    assert mine.ended
+
+
 def test_a_segment_of_a_later_version_is_neither_appended_to_nor_read_nor_taken_for_compaction(
     fs: CrashingFileSystem,
 ) -> None:
