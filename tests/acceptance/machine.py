@@ -255,10 +255,10 @@ class Machine:
 
     # -- Claude Code -------------------------------------------------------------------------------------------------
 
-    def connect_claude_code(self) -> None:
+    def connect_claude_code(self, participant: str = "maya") -> None:
         """Let the command write Claude Code's settings, and take the hooks' commands from there."""
         path = self.home / ".claude" / "settings.json"
-        self.json("connect", "claude-code", "--settings", str(path), "--participant", "maya")
+        self.json("connect", "claude-code", "--settings", str(path), "--participant", participant)
         hooks = json.loads(path.read_text())["hooks"]
         self._hooks = {
             event: [entry["command"] for group in groups for entry in group["hooks"]] for event, groups in hooks.items()

@@ -16,6 +16,7 @@ The names below are the useful pairs; `effect` overrides the first half.
     error_after     now      500 `{}`
     database_error  never    500 `Neo4j database error occurred`
     bad_gateway     never    502 with an HTML page
+    quote           never    422 whose message quotes the whole request, texts and all
     lie             never    the right one: 200 or 201, and nothing was committed
     late            late     none; applied `late_s` after the caller left
     late_double     late_double   none; as `late`, but it looked before it was late: an upsert makes another record
@@ -52,6 +53,7 @@ _KINDS: Mapping[str, tuple[str, str]] = {
     "error_after": ("now", "error"),
     "database_error": ("never", "database_error"),
     "bad_gateway": ("never", "bad_gateway"),
+    "quote": ("never", "quote"),
     "lie": ("never", "ok"),
     "late": ("late", "hang"),
     "late_double": ("late_double", "hang"),

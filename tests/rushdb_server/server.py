@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -164,11 +165,11 @@ class Server:
             case "reset":
                 connection.reset()
             case _:
-                connection.send(self._failure(fault))
+                connection.send(self._failure(fault, call))
         if is_late:
             self._apply_later(call, fault.late_s, connection.stopping, "now" if effect == "late" else "double")
 
-    def _failure(self, fault: Fault) -> Answer:
+    def _failure(self, fault: Fault, call: Call) -> Answer:
         match fault.answer:
             case "throttle":
                 return self._form.refused(answers.throttled())
@@ -179,6 +180,8 @@ class Server:
                 return replace(answer, headers={"retry-after": str(fault.retry_after_s)})
             case "error":
                 return self._form.refused(answers.crash())
+            case "quote":
+                return self._form.refused(Refusal(422, f"cannot take {json.dumps(call.body)}"))
             case "database_error":
                 return self._form.refused(answers.database_error())
         return Answer(status=502, text=answers.BAD_GATEWAY_PAGE)
