@@ -37,7 +37,8 @@ class _Group:
         self.waiting: list[Waiting] = []
         self.bytes = 0
         self.must_sync = False
-        self.done = threading.Event()
+        self.done = threading.Lock()  # free when done; whoever waits takes it and passes it on. An Event costs more
+        self.done.acquire()
 
 
 class GroupWriter:
@@ -90,9 +91,10 @@ class GroupWriter:
             self._work.notify()
         if not has_thread:
             self._run(until_idle=True)
-        if not group.done.wait(0 if is_silent else self._budget_s):
+        if not group.done.acquire(timeout=0 if is_silent else self._budget_s):
             self.unanswered += 1
             raise errors.SyncUnknown(f"the disk did not answer within {self._budget_s} s")
+        group.done.release()
         if waiting.problem is not None:
             raise waiting.problem
 
@@ -121,7 +123,7 @@ class GroupWriter:
                 self._commit(group.waiting, group.must_sync)
             with self._lock:
                 self._busy_since_s = None
-            group.done.set()
+            group.done.release()
             for listener in tuple(self._listeners):
                 listener()
 

@@ -26,6 +26,7 @@ Guarantees, each with a test of its name:
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -100,6 +101,7 @@ def is_segment(name: str) -> bool:
     return _NAME.match(name) is not None
 
 
+@functools.lru_cache(maxsize=64)  # asked at every append
 def created_ms(name: str) -> int:
     """When the segment of this name was made, by the clock of its maker."""
     stamp = name[8:]  # 20261201T120000.000Z-…

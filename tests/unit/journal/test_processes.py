@@ -210,7 +210,7 @@ def compacted_by_many(tmp_path: Path, *, each: int, kills: int, seed: int) -> No
 
 
 def test_two_hosts_that_compact_one_directory_and_are_killed_lose_nothing(tmp_path: Path) -> None:
-    compacted_by_many(tmp_path, each=300, kills=6, seed=1)
+    compacted_by_many(tmp_path, each=150, kills=4, seed=1)
 
 
 @pytest.mark.slow
