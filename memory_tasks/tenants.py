@@ -9,12 +9,15 @@ the secrets stand in it), one object per key; several keys may belong to one ten
       "operator": false,                                   // may order forgetting in every scope
       "storeUrl": "rushdb+https://…", "storeToken": "…"}]  // the environment's store when missing
 
-Keys of one tenant share one store: two stores for one tenant would split its memory, and are refused.
+Keys of one tenant share one store, and no two tenants do: two stores for one tenant would split its memory, and
+records carry no tenant that could keep two apart in one store. Both are refused, and so is one secret for two tenants:
+a message says itself which key signed it.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import stat
 from collections.abc import Iterable, Mapping
@@ -63,7 +66,18 @@ class Tenants:
             store = (grant.store_url, grant.store_token)
             if stores.setdefault(grant.tenant, store) != store:
                 raise errors.SettingsRefused(_VARIABLE, f"tenant {grant.tenant} has two stores; it must have one")
+            for other in self._grants.values():
+                if other.tenant != grant.tenant and other.key.secret == grant.key.secret:
+                    raise errors.SettingsRefused(
+                        _VARIABLE, f"tenants {other.tenant} and {grant.tenant} have a secret in common"
+                    )
             self._grants[grant.key.id] = grant
+        by_store = {store: tenant for tenant, store in stores.items()}
+        for tenant, store in stores.items():
+            if by_store[store] != tenant:
+                raise errors.SettingsRefused(
+                    _VARIABLE, f"tenants {tenant} and {by_store[store]} have one store in common: give each its own"
+                )
         if not self._grants:
             raise errors.SettingsRefused(_VARIABLE, "names no key: no message could be accepted")
 
@@ -109,7 +123,7 @@ class Tenants:
 def _read(path: Path, producer: config.ProducerConfig) -> list[Grant]:
     try:
         with path.open("rb") as file:
-            mode = stat.S_IMODE(path.stat().st_mode)
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
             text = file.read()
     except OSError as problem:
         raise errors.SettingsRefused(_VARIABLE, f"cannot be read ({problem.strerror})") from None
@@ -117,7 +131,7 @@ def _read(path: Path, producer: config.ProducerConfig) -> list[Grant]:
         raise errors.SettingsRefused(_VARIABLE, f"holds secrets and has mode {mode:04o}: set it to 0600")
     try:
         entries = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise errors.SettingsRefused(_VARIABLE, "is not JSON") from None
     if not isinstance(entries, list):
         raise errors.SettingsRefused(_VARIABLE, "must hold a list")

@@ -41,7 +41,13 @@ def test_a_file_names_keys_their_tenants_and_limits(producer, tmp_path):
         tmp_path,
         {**ONE, "agents": ["support"], "profiles": ["default"]},
         {**ONE, "keyId": "operator", "operator": True},
-        {**ONE, "keyId": "b", "tenant": "other", "storeUrl": "rushdb+https://x.example", "storeToken": "t"},
+        {
+            "keyId": "b",
+            "secret": "another " * 6,
+            "tenant": "other",
+            "storeUrl": "rushdb+https://x.example",
+            "storeToken": "t",
+        },
     )
     given = tenants.Tenants.load(producer, path)
     assert given.tenant_of("host-a") == given.tenant_of("operator") == "acme"
@@ -73,6 +79,8 @@ def test_a_file_that_others_may_read_is_refused(producer, tmp_path, mode):
         ([], "names no key"),
         ([ONE, ONE], "twice"),
         ([ONE, {**ONE, "keyId": "b", "storeUrl": "sqlite:////x"}], "two stores"),
+        ([ONE, {**ONE, "keyId": "b", "tenant": "beta", "secret": "x" * 32}], "one store in common"),
+        ([ONE, {**ONE, "keyId": "b", "tenant": "beta", "storeUrl": "sqlite:////x"}], "a secret in common"),
         ([{**ONE, "secret": "short"}], "32 characters"),
         ([{**ONE, "tenant": "a:b"}], "tenant must be"),
         ([{**ONE, "keyId": ""}], "keyId must be"),
