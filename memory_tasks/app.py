@@ -77,7 +77,7 @@ def make_app(
         app.memory_receipts = functools.partial(_receipts_of, given)
         app.steps["consumer"].add(_RefusesStrangers)
     tasks.register(app, ingest_of, whole_countdowns=rabbitmq.is_rabbitmq(given.producer.broker_url))
-    _silence_bodies()
+    _mend_words()
     return app
 
 
@@ -117,7 +117,7 @@ class _RefusesStrangers(bootsteps.StartStopStep):
     """Says on every connection, and on and on, that this worker is there. The worker ends with the refusal when another
     one is there that it would harm. Workers of a RabbitMQ say so in the Redis of their receipts."""
 
-    requires = ("celery.worker.consumer.connection:Connection",)
+    requires = ("celery.worker.consumer.connection:Connection", _RefusesEviction)  # what is no broker is told first
 
     def __init__(self, consumer: Any, **options: Any) -> None:
         self._receipts: Any = None
@@ -189,10 +189,23 @@ class _WithoutBodies(logging.Filter):
         return True
 
 
-def _silence_bodies() -> None:
+class _SaysWhatToDo(logging.Filter):
+    """In Celery's words about a Redis that it cannot reach, says what is wrong in ours: the exception's own may go on
+    for a page, and name no remedy."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.args, tuple):
+            record.args = tuple(
+                redis_client.trouble(one) if isinstance(one, redis.RedisError) else one for one in record.args
+            )
+        return True
+
+
+def _mend_words() -> None:
     celerys = logging.getLogger(_LOGS_BODIES)
-    if not any(isinstance(present, _WithoutBodies) for present in celerys.filters):
-        celerys.addFilter(_WithoutBodies())
+    for wanted in (_WithoutBodies, _SaysWhatToDo):
+        if not any(isinstance(present, wanted) for present in celerys.filters):
+            celerys.addFilter(wanted())
 
 
 def _broker(given: settings.Settings) -> dict[str, Any]:

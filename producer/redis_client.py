@@ -164,7 +164,7 @@ def _chain(problem: BaseException) -> list[BaseException]:
     return found
 
 
-_TROUBLES: tuple[tuple[type[BaseException], str], ...] = (
+_TROUBLES: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str], ...] = (
     (redis.AuthenticationError, "refuses the login: check user and password in the URL (percent-encoded)"),
     (redis.exceptions.NoPermissionError, "forbids this user a command or key: compare its ACL with the runbook's"),
     (
@@ -176,6 +176,10 @@ _TROUBLES: tuple[tuple[type[BaseException], str], ...] = (
         sentinel.MasterNotFoundError,
         "no sentinel names a healthy master: check master_name, the sentinels' addresses and sentinel_password",
     ),
+    (
+        (redis.exceptions.ClusterError, redis.exceptions.AskError, redis.exceptions.ClusterCrossSlotError),
+        "is a cluster, which is not supported: use one Redis, or Sentinel",
+    ),
     (redis.ReadOnlyError, "is a replica: name its master, or use sentinel://"),
     (redis.BusyLoadingError, "still loads its data: wait"),
     (redis.exceptions.OutOfMemoryError, "is full: raise its maxmemory, or start workers to empty the queue"),
@@ -184,5 +188,5 @@ _ANSWERS = (
     ("max number of clients", "has no room for another client: raise its maxclients"),
     ("MISCONF", "cannot save to its own disk and takes no writes: free its disk, see its log"),
     ("NOREPLICAS", "has too few replicas and takes no writes: see min-replicas-to-write"),
-    ("MOVED", "is a cluster, which is not supported: use one Redis, or Sentinel"),
+    ("unknown command", "does not know what a Redis 6.2 knows: it is older, or a sentinel where its master is wanted"),
 )
