@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 __all__ = ["KombuPublisher", "queues"]
 
 _BATCH = 100
+# RabbitMQ (3.10, seen 2026-12-02) tells consumers that their queue was deleted, unless it is there again within a few
+# hundredths of a second: then they get nothing more, and nobody can see it. Workers hear of it and declare it first.
+_DECLARE_AFTER_S = 2.0
 _BLOCKED = "RabbitMQ takes no messages until its memory or disk alarm ends"
 
 
@@ -61,6 +65,7 @@ class KombuPublisher:
         self._url = broker_url
         self._rabbitmq = rabbitmq.is_rabbitmq(broker_url)
         self._blocked = False  # this connection, by an alarm of RabbitMQ
+        self._declares_at_s = 0.0
         self._socket_timeout_s = socket_timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._origin = f"{os.getpid()}@{socket.gethostname()}"
@@ -83,11 +88,15 @@ class KombuPublisher:
             else:
                 for publication in publications:
                     self._send(producer, publication)
-        except Exception as problem:  # noqa: BLE001
+        except Exception as problem:
             # The edge to kombu, whose transports raise what they like. What they say may quote the message.
+            if isinstance(problem, errors.BrokerUnavailable):
+                raise
             if self._blocked and isinstance(problem, TimeoutError):
                 raise errors.BrokerUnavailable(_BLOCKED) from None
             self._drop()
+            if self._rabbitmq and getattr(problem, "reply_code", 0) == rabbitmq.NO_ROUTE:
+                self._declares_at_s = time.monotonic() + _DECLARE_AFTER_S
             raise errors.BrokerUnavailable(self._words(problem)) from None
 
     def _words(self, problem: Exception) -> str:
@@ -129,6 +138,8 @@ class KombuPublisher:
         _ = self._connection.default_channel
 
     def _connect_rabbitmq(self) -> None:
+        if time.monotonic() < self._declares_at_s:
+            raise errors.BrokerUnavailable("RabbitMQ has lost our queues; they are declared again soon")
         self._connection = rabbitmq.connect(
             self._url,
             connect_timeout_s=self._connect_timeout_s,

@@ -22,6 +22,7 @@ from typing import Any
 from producer import errors, message
 
 __all__ = [
+    "NO_ROUTE",
     "OTHER_KIND",
     "REFUSALS",
     "QueueState",
@@ -44,6 +45,7 @@ _KNOWN = (*_FILES, "ssl_cert_reqs", "ssl_check_hostname")
 _NEXT_NODE = re.compile(r";(?=[a-z+]+://)")
 OTHER_KIND = 406  # PRECONDITION_FAILED: what is declared is there, and is not what is declared
 REFUSALS = (403, 530)  # ACCESS_REFUSED, NOT_ALLOWED: this user, this virtual host
+NO_ROUTE = 312  # to a queue that is not there
 _NOT_FOUND = 404
 _OURS = re.compile(r"(queue|exchange) '(memory|memory\.backlog|celery_delayed_\w+)'")
 _QUORUM = {"x-queue-type": "quorum"}
@@ -188,14 +190,16 @@ def examine(connection: Any) -> list[QueueState]:
 
 def _examine(connection: Any, queue: Any) -> QueueState:
     try:
-        told = queue(connection.channel()).queue_declare(passive=True)
+        with connection.channel() as channel:
+            told = queue(channel).queue_declare(passive=True)
     except connection.channel_errors as problem:
         if problem.code != _NOT_FOUND:
             raise
         return QueueState(name=queue.name, exists=False, is_quorum=False, waiting=0, consumers=0)
     is_quorum = True
     try:
-        queue(connection.channel()).queue_declare()  # it is there: this only compares
+        with connection.channel() as channel:
+            queue(channel).queue_declare()  # it is there: this only compares
     except connection.channel_errors as problem:
         if problem.code != OTHER_KIND:
             raise
@@ -219,8 +223,8 @@ def words(problem: BaseException) -> str:
             )
         case 530:
             return "RabbitMQ has no such virtual host, or this user may not use it (rabbitmqctl add_vhost)"
-        case 312:
-            return "RabbitMQ has lost our queues; they are declared again with the next try"
+        case _ if code == NO_ROUTE:
+            return "RabbitMQ has lost our queues; they are declared again in two seconds"
         case _ if type(problem).__name__ == "SSLCertVerificationError":  # ssl is not loaded without need
             return "the certificate of this RabbitMQ is not trusted, or not for this name: see ssl_ca_certs"
         case _:
