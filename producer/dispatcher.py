@@ -284,7 +284,8 @@ class Dispatcher:
 
     def _take_receipts(self, now_s: float) -> bool:
         """Take receipts and act on them. Whether there are more."""
-        taken = self._intake.take(now_s, is_awaited=bool(self._pending.window or self._flushes))
+        is_awaited = bool(self._pending.window or self._flushes) or self._starting_rounds_left > 0
+        taken = self._intake.take(now_s, is_awaited=is_awaited)
         if taken:
             self._follow(now_s)
         return taken == receipt_intake.AT_ONCE

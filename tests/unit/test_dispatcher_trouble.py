@@ -57,6 +57,21 @@ def test_receipts_of_lines_that_left_the_journal_are_counted_and_change_nothing(
     assert host.kinds() == []
 
 
+def test_at_start_all_waiting_receipts_come_first_however_many_there_are() -> None:
+    host = Host(max_bytes=1 << 22)
+    host.rounds(1)
+    captured = host.capture(600)
+    host.rounds(20)
+    for line in captured[:-1]:
+        host.receipt(line, State.DEFERRED, reason="held", delay_s=3600)
+        host.receipt(line)
+    host.restart()
+    host.broker.take()
+    host.rounds(5)
+    assert host.broker.ids() == [captured[-1].id]
+    host.dispatcher.close()
+
+
 class Endless(Broker):
     """A list that never gets shorter, whoever pops."""
 
