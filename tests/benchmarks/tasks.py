@@ -1,4 +1,5 @@
-"""Events per second through a real worker into the SQLite store, against Celery's no-op tasks per second.
+"""Events per second through a real worker into the SQLite store, against Celery's no-op tasks per second; and what an
+event costs the worker in CPU time, which says more on a machine that is busy.
 
 Both workers are real processes, `-P threads` with the same concurrency, on the same embedded server. Counted from the
 first publication until the last one is done (for us: its receipt is in the journal).
@@ -26,7 +27,7 @@ DEADLINE_S = 120.0
 
 def measure(*, quick: bool) -> list[Row]:
     rounds, count = (1, 60) if quick else (3, 1500)
-    ours, noop = [], []
+    ours, noop, ours_ms, noop_ms = [], [], [], []
     with tempfile.TemporaryDirectory(prefix="bench-", dir="/tmp") as folder:  # a short path: it holds a unix socket
         state = Path(folder)
         env = supervisor.child_environment(
@@ -36,19 +37,21 @@ def measure(*, quick: bool) -> list[Row]:
         server = embedded.EmbeddedRedis(state)
         children = [server.start(env)]
         try:
-            children.insert(
-                0,
-                processes.start(
-                    "worker", supervisor.worker_command(concurrency=CONCURRENCY), env=env, log=state / "worker.log"
-                ),
-            )
-            children.insert(0, processes.start("noop", _noop_command(), env=env, log=state / "noop.log"))
+            command = supervisor.worker_command(concurrency=CONCURRENCY)
+            worker = processes.start("worker", command, env=env, log=state / "worker.log")
+            children.insert(0, worker)
+            other = processes.start("noop", _noop_command(), env=env, log=state / "noop.log")
+            children.insert(0, other)
             settings = config.load(env)
             _events(settings, 20, "warm")
             _noops(env, server.socket, 20)
             for number in range(rounds):
+                used_s = _cpu_s(worker)
                 ours.append(_events(settings, count, str(number)))
+                ours_ms.append((_cpu_s(worker) - used_s) * 1000 / count)
+                used_s = _cpu_s(other)
                 noop.append(_noops(env, server.socket, count))
+                noop_ms.append((_cpu_s(other) - used_s) * 1000 / count)
         finally:
             processes.stop_all(children)
     return [
@@ -59,7 +62,20 @@ def measure(*, quick: bool) -> list[Row]:
             baseline_name="Celery no-op",
             unit="1/s",
         ),
+        Row(
+            name="CPU time of the worker, an event",
+            figure=median(ours_ms),
+            baseline=median(noop_ms),
+            baseline_name="Celery no-op",
+            unit="ms",
+        ),
     ]
+
+
+def _cpu_s(child: processes.Child) -> float:
+    """What a process has used so far, its threads included (Linux)."""
+    fields = Path(f"/proc/{child.pid}/stat").read_text("ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _noop_command() -> list[str]:
