@@ -117,8 +117,8 @@ class RedisServer:
         assert self._process is not None, "the server is not running"
         return self._process.pid
 
-    def start(self) -> None:
-        """Return once it answers PING."""
+    def start(self, *, extra: Sequence[str] = (), wait: bool = True) -> None:
+        """Return once it answers PING, or at once. `extra`: settings for this start alone."""
         assert self._process is None, "already started"
         address = (
             ["--port", "0", "--unixsocket", self.socket_path, "--unixsocketperm", "700"]
@@ -130,11 +130,11 @@ class RedisServer:
         if self._users:
             login += ["--aclfile", str(self.write_users(self._users))]
         command = [self._binary, *address, "--dir", str(self.directory), "--save", "", *keeping, *login]
-        command += ["--daemonize", "no", "--maxmemory-policy", "noeviction", *self._extra]
+        command += ["--daemonize", "no", "--maxmemory-policy", "noeviction", *self._extra, *extra]
         with (self.directory / "server.log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         deadline = time.monotonic() + START_DEADLINE_S
-        while not self._answers():
+        while wait and not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
                 raise AssertionError(
