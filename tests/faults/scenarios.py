@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from tests.faults import on_broker, on_clock, on_journal, on_processes, on_store  # noqa: F401 they register themselves
+# Each registers its scenarios when it is imported.
+from tests.faults import (  # noqa: F401
+    on_broker,
+    on_clock,
+    on_journal,
+    on_processes,
+    on_sentinel,
+    on_store,
+)
 from tests.faults.scenario import KNOWN, Scale, Scenario
 
 __all__ = ["ALL", "Scale", "Scenario"]
