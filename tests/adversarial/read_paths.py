@@ -44,6 +44,9 @@ READ_PATHS: dict[tuple[str, str], ReadPath] = {
     ("producer.recall.standing:standing", "find"): ReadPath(
         what="our content by id, and marks, for records of another adapter", held_by="five fields"
     ),
+    ("producer.recall.history:_pages", "find"): ReadPath(
+        what="one memory by id, and a fact's versions", held_by="five fields"
+    ),
     ("producer.recall.recent:RecentWrites.read", "hgetall"): ReadPath(
         what="recent writes", held_by="scope key and signature"
     ),
@@ -76,6 +79,7 @@ READ_PATHS: dict[tuple[str, str], ReadPath] = {
 NO_RECORDS: dict[tuple[str, str], str] = {
     ("producer.recall.formatting:_without", "find"): "a string",
     ("producer.recall.formatting:_end_of_our_block", "find"): "a string",
+    ("producer.rabbitmq:_named", "search"): "a string",
     ("producer.receipt_source:RedisReceipts.pop", "lpop"): "receipts: hashes and states",
     ("memory_tasks.counts:_read", "hgetall"): "numbers",
     ("memory_tasks.lease:Lease.take", "hgetall"): "what workers say of themselves",

@@ -24,6 +24,7 @@ from producer import config, identity
 from producer.hosts import hook
 from producer.journal import Journal
 from producer.memory import AgentMemory
+from producer.recall import history
 from producer.recall import recent as recent_writes
 from producer.recall.engine import Recall, Recalled
 from producer.recall.recent import RecentWrites
@@ -38,6 +39,7 @@ from tests.rushdb_server import rushdb_server
 
 LATER = 60_000
 QUERY = "which editor?"
+NOW = "2026-12-02T00:00:00.000Z"
 SCOPES = [
     Scope(
         agent_id=agent,
@@ -150,6 +152,22 @@ def test_a_store_gives_each_scope_its_own_rows_whatever_search_it_has(filled: tu
             assert_own_and_all(recall.recall(scope, QUERY, limit=100), scope, 3)
     finally:
         recall.close()
+
+
+def test_an_id_leads_to_its_memory_and_its_versions_in_its_own_scope_only(filled: tuple[Store, bool]) -> None:
+    """By id and history: who knows another's id learns nothing, not even that there is such a memory."""
+    store, _ = filled
+    for owner in SCOPES[::8] if store.capabilities().name == "sqlite" else SCOPES[5:6]:
+        told, _, turn = events_of(owner, "store")
+        for reader in SCOPES:
+            found = history.by_id(store, reader, told["factId"], now=NOW)
+            versions = history.history(store, reader, told["factId"], now=NOW).versions
+            if reader == owner:
+                assert found is not None and found.record is not None and TAGS[owner] in str(found.record["text"])
+                assert [version.id for version in versions] == [told["factId"]]
+            else:
+                assert found is None and versions == ()
+                assert history.by_id(store, reader, turn["eventId"], now=NOW) is None
 
 
 def test_copies_of_a_fact_are_asked_for_in_the_callers_scope_only(tmp_path: Path) -> None:
