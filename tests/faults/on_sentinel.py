@@ -10,6 +10,7 @@ import time
 
 import redis as redis_py
 
+from memory_tasks import lease
 from producer import receipt
 from tests.faults.on_broker import CAPTURE_MS, must, slowest_ms
 from tests.faults.scenario import Scale, scenario
@@ -124,9 +125,24 @@ def _receipts(world: World, server: RedisServer) -> int:
         return sum(int(client.llen(key)) for key in client.scan_iter(receipt.list_name("*")))
 
 
+@scenario("sentinel-unacked")
+def unacked(name: str, scale: Scale) -> Row:
+    """A worker and the master are killed together: the other worker gets its messages, and its lease is there again."""
+    with World(workers=2, broker="sentinel") as world:
+        group = _group(world)
+        host = world.host(rate=0, count=scale.pick(300, 1000), mix="turns")
+        wait_for(lambda: world.stored() > 20, 60, "a part is stored")
+        old, killed = group.master, world.workers.pop(0)
+        killed.kill(), old.kill()
+        _taken_over(world, old)
+        wait_for(lambda: any(b"w1@" in one for one in world.client.hkeys(lease.KEY)), PROGRESS_S, "the lease of w1")
+        world.wait_done(host, deadline_s=120)
+        return world.row(name)
+
+
 @scenario("sentinel-taken-over-by-hand")
 def taken_over_by_hand(name: str, scale: Scale) -> Row:
-    """An operator moves the master four times under load (SENTINEL FAILOVER): connections meet READONLY and move on."""
+    """An operator moves the master again and again under load (SENTINEL FAILOVER): connections move on with it."""
     with World(workers=2, broker="sentinel") as world:
         group = _group(world)
         world.host(rate=30), world.host(rate=30, journal=1)
