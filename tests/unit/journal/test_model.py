@@ -1,16 +1,23 @@
-"""Random histories of a journal against a dictionary: append, receipt, crash, reopen, seal, compact, damage, fail."""
+"""Random histories of a journal against a dictionary.
+
+Append, sent, receipt, seal, compact, reopen, be killed, lose power, be damaged, fail, fill the disk, set the clock: with
+random seeds, and as Hypothesis' state machine, which finds the shortest history that breaks a promise.
+"""
 
 from __future__ import annotations
 
 import random
 
 import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from producer import errors
 from producer.journal import Journal, compaction
 from producer.journal.index import Index
 from producer.receipt import State
-from tests.unit.journal.crashing_filesystem import CrashingFileSystem
+from tests.unit.journal.crashing_filesystem import Crash, CrashingFileSystem
 from tests.unit.journal.support import LONG_S, Clock, event, open_journal, order, receipt_of, seal_all
 
 REFUSALS = (errors.JournalFailed, errors.JournalFull, errors.SyncUnknown)
@@ -18,6 +25,11 @@ REFUSALS = (errors.JournalFailed, errors.JournalFull, errors.SyncUnknown)
 
 class Model:
     """What the host knows: the lines it was promised, and the last receipt it was promised for each."""
+
+    ACTIONS = (
+        *("append", "settle", "sent", "seal", "compact", "reopen"),
+        *("crash", "kill", "damage", "fail", "fill", "set_clock"),
+    )
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -40,7 +52,7 @@ class Model:
         actions = (
             [self.append] * 6 + [self.settle] * 3 + [self.sent, self.seal, self.compact, self.compact, self.reopen]
         )
-        actions += [self.crash, self.damage, self.fail]
+        actions += [self.crash, self.kill, self.damage, self.fail, self.fill, self.set_clock]
         self.rng.choice(actions)()
 
     def journal(self) -> Journal:
@@ -71,6 +83,9 @@ class Model:
             except REFUSALS:
                 self.unsure.add(text)
                 continue
+            except Crash:
+                self.unsure.add(text)
+                raise
             self.states[text] = state
 
     def sent(self) -> None:
@@ -100,7 +115,32 @@ class Model:
         self.open()
         # A receipt whose line left before the crash may be gone, and then the line was gone durably before it.
 
+    def kill(self) -> None:
+        """Both processes die, maybe in the middle of something; the machine goes on."""
+        self.fs.crash_at = len(self.fs.operations) + self.rng.randrange(30)
+        try:
+            for _ in range(3):
+                self.rng.choice([self.append, self.settle, self.compact])()
+        except Crash:
+            pass
+        self.fs.kill()
+        for journal in self.journals:
+            journal.close()
+        self.fs.open_files.clear()
+        self.open()
+
+    def fill(self) -> None:
+        """The disk fills, and has room again."""
+        self.fs.capacity = self.fs._used() + self.rng.choice([0, 100, 1000])
+        for _ in range(3):
+            self.rng.choice([self.append, self.settle, self.compact])()
+        self.fs.capacity = None
+
+    def set_clock(self) -> None:
+        self.clock.advance(self.rng.choice([-7200, -400, 7200]))
+
     def fail(self) -> None:
+        self.fs.fail_for = self.rng.choice([1, 1, 2, 5])
         self.fs.fail_at = len(self.fs.operations) + self.rng.randrange(12)
         for _ in range(3):
             self.rng.choice([self.append, self.settle, self.compact])()
@@ -153,3 +193,52 @@ def test_a_random_history_keeps_every_promise(seed: int) -> None:
         model.check()
     for journal in model.journals:
         journal.close()
+
+
+class Machine(RuleBasedStateMachine):
+    """Hypothesis chooses what happens, the seed how."""
+
+    @initialize(seed=st.integers(0, 2**32 - 1))
+    def start(self, seed: int) -> None:
+        self.model = Model(seed)
+
+    @rule(seconds=st.sampled_from([0, 0.001, 1, 400]))
+    def wait(self, seconds: float) -> None:
+        self.model.clock.advance(seconds)
+
+    @invariant()
+    def every_promise_is_kept(self) -> None:
+        if hasattr(self, "model"):
+            self.model.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "model"):
+            for journal in self.model.journals:
+                journal.close()
+
+
+def _rule_of(action: str) -> object:
+    def act(self: Machine) -> None:
+        getattr(self.model, action)()
+
+    act.__name__ = action
+    return rule()(act)
+
+
+for _action in Model.ACTIONS:
+    setattr(Machine, f"do_{_action}", _rule_of(_action))
+
+_QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+
+
+def test_a_short_history_that_hypothesis_chooses_keeps_every_promise() -> None:
+    chosen = settings(
+        max_examples=25, stateful_step_count=30, derandomize=True, deadline=None, suppress_health_check=_QUIET
+    )
+    run_state_machine_as_test(Machine, settings=chosen)
+
+
+@pytest.mark.slow
+def test_a_long_history_that_hypothesis_chooses_keeps_every_promise() -> None:
+    chosen = settings(max_examples=300, stateful_step_count=100, deadline=None, suppress_health_check=_QUIET)
+    run_state_machine_as_test(Machine, settings=chosen)
