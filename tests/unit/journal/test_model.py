@@ -1,7 +1,7 @@
 """Random histories of a journal against a dictionary.
 
-Append, sent, receipt, seal, compact, reopen, be killed, lose power, be damaged, fail, fill the disk, set the clock: with
-random seeds, and as Hypothesis' state machine, which finds the shortest history that breaks a promise.
+Append, sent, receipt, seal, compact, reopen, be killed, lose power, be damaged, fail, fill the disk, set the clock:
+with random seeds, and as Hypothesis' state machine, which finds the shortest history that breaks a promise.
 """
 
 from __future__ import annotations
