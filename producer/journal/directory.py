@@ -20,7 +20,7 @@ ID_FILE = "journal-id"
 
 
 class Directory:
-    """A journal's directory, its id, and the disk it was on when it was opened."""
+    """A journal's directory and its id."""
 
     def __init__(self, fs: FileSystem, path: str) -> None:
         """Raises `errors.JournalFailed`."""
@@ -29,19 +29,19 @@ class Directory:
         try:
             self.made = _make_directories(fs, path)  # whether it was made now
             self.journal_id = _journal_id(fs, path)
-            self._device = fs.device_of(path)
+            self._identity = fs.identity_of(path)
         except OSError as problem:
             raise errors.JournalFailed(f"the journal's directory cannot be opened (errno {problem.errno})") from problem
 
     def journal_id_now(self) -> str:
         """The id that stands here now: another one where the directory was replaced, a new one where it was emptied.
 
-        Raises `OSError` when the disk that held the journal is not mounted here: what would be written would be hidden
-        when it comes back.
+        Raises `OSError` when there is none and this is not the directory that was opened: the disk that held it may
+        have gone, and what would be written would be hidden when it comes back.
         """
         found = _read_id(self._fs, f"{self.path}/{ID_FILE}")
         if not found:
-            if self._fs.device_of(self.path) != self._device:
+            if self._fs.identity_of(self.path) != self._identity:
                 raise OSError(errno.ENODEV, "the journal's disk is not mounted")
             found = _journal_id(self._fs, self.path)
         self.journal_id = found

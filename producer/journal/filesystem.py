@@ -87,9 +87,10 @@ class FileSystem:
         except FileNotFoundError:
             return False
 
-    def device_of(self, path: str) -> int:
-        """Which disk it stands on."""
-        return os.stat(path).st_dev  # noqa: PTH116
+    def identity_of(self, path: str) -> tuple[int, int]:
+        """The same for as long as the path leads to the same file or directory: what is mounted there is another."""
+        found = os.stat(path)  # noqa: PTH116
+        return found.st_dev, found.st_ino
 
     def sync(self, descriptor: int) -> None:
         """Return once bytes and length are on the disk."""

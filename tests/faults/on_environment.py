@@ -194,6 +194,8 @@ def no_descriptors(name: str, scale: Scale) -> Row:
         agent = world.agent(journal=1)
         world.host(rate=20, mix="turns"), world.host(rate=20, mix="turns", journal=1, dispatches=False)
         world.begin()
+        for host in world.hosts:
+            wait_for(lambda host=host: len(world.acknowledged(host.name)) > 10, 30, "captures")  # type: ignore[misc]
         for victim in (world.hosts[0], world.workers[0], agent):
             time.sleep(1.0)  # load
             _limit(victim, "nofile", "3:")

@@ -277,10 +277,9 @@ class CrashingFileSystem(FileSystem):
         except FileNotFoundError:
             return False
 
-    def device_of(self, path: str) -> int:
-        self._step("device_of")
-        self._find(path)
-        return self.device
+    def identity_of(self, path: str) -> tuple[int, int]:
+        self._step("identity_of")
+        return self.device, id(self._find(path))
 
     def sync(self, descriptor: int) -> None:
         file = self.open_files.get(descriptor, File())

@@ -103,7 +103,7 @@ def test_a_file_system_that_became_read_only_refuses_every_append_and_can_be_rea
         "open",
         "size_and_links",
         "stands_at",
-        "device_of",
+        "identity_of",
         "try_lock",
         "unlock",
     )
@@ -208,3 +208,40 @@ def test_the_five_minutes_count_from_the_last_sent_though_the_clock_went_back_be
         wall.advance(1)
         compaction.compact(journal, index, now_s=monotonic(), everything=True)
         assert texts(journal) == []
+
+
+def test_a_directory_that_was_replaced_is_written_to_as_what_it_is_now(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with open_journal(REAL, directory=str(path)) as journal:
+        journal.append_event(event(1))
+        path.rename(tmp_path / "aside")
+        with open_journal(REAL, directory=str(path)) as other:
+            line = journal.append_event(event(2))
+            assert texts(other) == [line.text]
+            assert journal.journal_id == other.journal_id
+
+
+def test_a_directory_that_was_emptied_gets_a_new_id(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    with open_journal(REAL, directory=str(path)) as journal:
+        journal.append_event(event(1))
+        for file in path.iterdir():
+            file.unlink()
+        line = journal.append_event(event(2))
+        assert texts(journal) == [line.text]
+        assert (path / "journal-id").read_text().strip() == journal.journal_id
+
+
+def test_where_the_disk_of_a_journal_is_not_mounted_nothing_is_acknowledged_until_it_is_back(tmp_path: Path) -> None:
+    path, aside = tmp_path / "journal", tmp_path / "aside"
+    with open_journal(REAL, directory=str(path)) as journal:
+        first = journal.append_event(event(1))
+        path.rename(aside)
+        path.mkdir()  # the mount point, as it is without its disk
+        with pytest.raises(errors.JournalFailed):
+            journal.append_event(event(2))
+        assert not list(path.iterdir())
+        path.rmdir()
+        aside.rename(path)
+        later = journal.append_event(event(3))
+        assert texts(journal) == [first.text, later.text]
