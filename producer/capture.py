@@ -13,30 +13,36 @@ worker would only dead-letter it. The same checks, and the published schema, sta
 
 from __future__ import annotations
 
+import math
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from producer import errors, identity, redaction
+from producer import errors, identity, keys, redaction
 from producer import scope as scopes
 from producer.recall import formatting
 
 __all__ = [
     "Captured",
+    "build_entity_order",
     "build_episode",
     "build_fact",
     "build_forget_order",
+    "build_link_order",
     "build_retract_order",
     "clean_text",
     "latest_pair",
     "order_id",
+    "safe_name",
     "safe_text",
     "session_id_of",
 ]
 
 MAX_UNITS = 6000
 MAX_NAME_UNITS = 512  # kind, subjectKey, provenance, originClass: names, not texts
+MAX_PROPERTIES = 32  # of an ENTITY, TASK or ARTIFACT
 MAX_TURN_INDEX = 2**53 - 1
 _GIANT = 1 << 16  # characters looked at; a text is cut there first, so that a giant one costs bounded time,
 _SEAM = 1 << 13  # at a space no further back than this, or that far: a cut within a word could split a secret
@@ -45,6 +51,10 @@ _TOOL_ROLES = frozenset({"tool", "function", "toolResult"})
 _TOOL_RESULTS = frozenset({"tool_result", "toolResult", "function_call_output"})
 _TOOL_CALLS = frozenset({"tool_use", "toolCall", "tool_call", "function_call"})
 _BROKEN_OFF = frozenset({"error", "aborted", "cancelled", "canceled", "interrupted"})
+
+_THINGS = ("ENTITY", "TASK", "ARTIFACT")
+_THING_KEYS = ("entityKey", "taskKey", "artifactKey")
+_OWN_LINKS = ("IN_SESSION", "FROM_EPISODE", "SUPERSEDES")
 
 _CHOICES = {
     "runtime": scopes.RUNTIMES,
@@ -82,6 +92,11 @@ def safe_text(text: str | bytes, *, max_units: int = MAX_UNITS) -> tuple[str, di
     cleaned = formatting.strip_recalled(clean_text(text)).strip(identity.JS_SPACE)
     redacted, counts = redaction.redact(_head(cleaned, max(_GIANT, 8 * max_units)))
     return _bounded(redacted, max_units), counts
+
+
+def safe_name(name: str) -> str:
+    """A name (kind, name of a thing) as orders hold it. Raises `errors.ContractViolation`."""
+    return _name("name", name, {})
 
 
 def latest_pair(messages: Sequence[Mapping[str, Any]]) -> tuple[str, str] | None:
@@ -237,7 +252,8 @@ def build_forget_order(
     group: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """The order to forget one event or fact (`target`), or a group: `{"session": sessionKey}`,
-    `{"participant": participantScopeHash}` or `{"agentId": …, "profileId": …}`. Its id is `order_id(order)`.
+    `{"participant": participantScopeHash}`, `{"agentId": …, "profileId": …}`, or all versions of a thing by its
+    `{"entityKey": …}`, `{"taskKey": …}` or `{"artifactKey": …}`. Its id is `order_id(order)`.
 
     A host forgets within its own scope. `scope` None is an operator's order: it counts everywhere, and the worker wants
     a key with that right.
@@ -256,6 +272,62 @@ def build_forget_order(
     if group is not None:
         order["group"] = _group(group, scope)
     return order
+
+
+def build_entity_order(
+    *,
+    scope: scopes.Scope,
+    runtime: str,
+    label: str,
+    kind: str,
+    name: str,
+    properties: Mapping[str, Any],
+    source_event_id: str | None,
+    trust_class: str,
+    provenance: str,
+    at: str,
+    max_units: int = MAX_UNITS,
+) -> dict[str, Any]:
+    """A version of an ENTITY, TASK or ARTIFACT: texts redacted and bounded as in events. Its id is `order_id(order)`;
+    its key is `keys.object_key` of its label, scope, kind and name, as they stand in it."""
+    if label not in _THINGS:
+        raise errors.ContractViolation(f"is not one of {', '.join(_THINGS)}", field="label")
+    counts: dict[str, int] = {}
+    return {
+        "what": "entity",
+        "label": label,
+        "kind": _name("kind", kind, counts),
+        "name": _name("name", name, counts),
+        "properties": _properties(properties, max_units, counts),
+        "sourceEventId": _source_id("sourceEventId", source_event_id),
+        "trustClass": _choice("trustClass", trust_class),
+        "provenance": _name("provenance", provenance, counts),
+        "scope": scope.fields(),
+        "at": _time("at", at),
+        "nonce": os.urandom(16).hex(),
+        "runtime": _choice("runtime", runtime),
+    }
+
+
+def build_link_order(
+    *, scope: scopes.Scope, runtime: str, type: str, source: tuple[str, str], target: tuple[str, str], at: str
+) -> dict[str, Any]:
+    """The order to link two records of this scope, each given as (label, key): an eventId, a factId, or the key of a
+    thing. Its id is `order_id(order)`."""
+    if not isinstance(type, str) or not re.fullmatch(r"[A-Z][A-Z0-9_]{0,63}", type) or type in _OWN_LINKS:
+        raise errors.ContractViolation("is not an UPPER_CASE name, or one of ours", field="type")
+    if source == target:
+        raise errors.ContractViolation("links a record to itself", field="target")
+    return {
+        "what": "link",
+        "type": type,
+        "from": _end("source", source),
+        "to": _end("target", target),
+        "scope": scope.fields(),
+        "at": _time("at", at),
+        "nonce": os.urandom(16).hex(),
+        "runtime": _choice("runtime", runtime),
+    }
 
 
 def order_id(order: Mapping[str, Any]) -> str:
@@ -301,6 +373,31 @@ def _id(text: str) -> str:
     return f"sha256-{identity.sha256_hex(text)}"
 
 
+def _properties(given: Mapping[str, Any], max_units: int, counts: dict[str, int]) -> dict[str, Any]:
+    if not isinstance(given, Mapping) or len(given) > MAX_PROPERTIES:
+        raise errors.ContractViolation(f"is not a mapping of at most {MAX_PROPERTIES}", field="properties")
+    kept: dict[str, Any] = {}
+    for name, value in given.items():
+        if not isinstance(name, str) or not re.fullmatch(r"[a-z][A-Za-z0-9]{0,63}", name):
+            raise errors.ContractViolation("holds a name that is not camelCase", field="properties")
+        if name in keys.OWN_PROPERTIES:
+            raise errors.ContractViolation("holds a name that stored records use themselves", field="properties")
+        if isinstance(value, str | bytes):
+            kept[name] = _text("properties", value, max_units, counts)
+        elif isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+            kept[name] = value
+        else:
+            raise errors.ContractViolation("holds a value that is not text, number or boolean", field="properties")
+    return kept
+
+
+def _end(field: str, end: tuple[str, str]) -> dict[str, str]:
+    label, key = end
+    if label not in ("EPISODE", "MEMORY_FACT", *_THINGS):
+        raise errors.ContractViolation("is not the label of a record", field=field)
+    return {"label": label, "key": _target(field, key)}
+
+
 def _target(field: str, target: str) -> str:
     if not isinstance(target, str) or len(target) != 64 or not set(target) <= set("0123456789abcdef"):
         raise errors.ContractViolation("is not an eventId or factId", field=field)
@@ -315,8 +412,8 @@ def _group(group: Mapping[str, str], scope: scopes.Scope | None) -> dict[str, st
             "agentId": scope.agent_id,
             "profileId": scope.profile_id,
         }
-    if set(group) not in ({"session"}, {"participant"}, {"agentId", "profileId"}):
-        raise errors.ContractViolation("is not a session, a participant or a profile", field="group")
+    if set(group) not in ({"session"}, {"participant"}, {"agentId", "profileId"}, *({name} for name in _THING_KEYS)):
+        raise errors.ContractViolation("is not a session, a participant, a profile or a thing", field="group")
     for name, value in group.items():
         if not isinstance(value, str) or not value:
             raise errors.ContractViolation("is not text", field=f"group.{name}")

@@ -5,7 +5,7 @@
     markKey      {what, target, by, scopeKey, at}
     lineKey      {scopeKey, subjectKey, kind} of a subject, {sessionKey, sourceEventId} of a prompt
     entityKey, taskKey, artifactKey    {label, scopeKey, kind, name}
-    a group to forget                  {session}, {participant} or {agentId, profileId}
+    a group to forget                  {session}, {participant}, {agentId, profileId}, or a thing's key by its name
     contentHash  the event, its times normalised, without observedAt, validFrom, active and confidence
 
 Stored records carry them, also those of other programs on the same store: they never change. Golden vectors pin them.
@@ -20,8 +20,10 @@ from typing import Any, Protocol
 from producer import identity
 
 __all__ = [
+    "OWN_PROPERTIES",
     "SCOPE_FIELDS",
     "content_hash",
+    "group_object",
     "group_participant",
     "group_profile",
     "group_session",
@@ -34,6 +36,16 @@ __all__ = [
 ]
 
 SCOPE_FIELDS = ("agentId", "profileId", "privacyScope", "participantScopeHash", "sandboxEligible")
+
+# Property names of stored records, which a thing's own properties may not take.
+OWN_PROPERTIES = frozenset(
+    {
+        *("contentHash", "scopeKey", "sessionKey", "lineKey", "markKey", "eventId", "factId", "schemaVersion"),
+        *("entityKey", "taskKey", "artifactKey", "kind", "name", "runtime", "sourceEventId", "trustClass"),
+        *("provenance", "validFrom", "active", "retractedAt", "supersededAt", "supersededByEventId"),
+        *("supersededByFactId", "supersededByHash", *SCOPE_FIELDS),
+    }
+)
 
 # The copy that is stored first decides these; a turn captured twice is one record, whatever the clock said.
 _OUTSIDE_CONTENT = frozenset({"observedAt", "validFrom", "active", "confidence"})
@@ -86,6 +98,11 @@ def group_participant(participant_scope_hash: str) -> str:
 def group_profile(agent_id: str, profile_id: str) -> str:
     """The group of all records of one profile of an agent."""
     return _hash({"agentId": agent_id, "profileId": profile_id})
+
+
+def group_object(name: str, key: str) -> str:
+    """The group of all versions of one thing; `name` is entityKey, taskKey or artifactKey."""
+    return _hash({name: key})
 
 
 def content_hash(event: Mapping[str, Any]) -> str:

@@ -199,6 +199,64 @@ class AgentMemory:
 
         return self._captured(write)
 
+    def entity(
+        self,
+        *,
+        kind: str,
+        name: str,
+        label: str = "ENTITY",
+        properties: Mapping[str, str | int | float | bool] | None = None,
+        scope: ScopeGiven | None = None,
+        source_event_id: str | None = None,
+        trust_class: str = "trusted",
+        provenance: str = "",
+    ) -> Outcome:
+        """State a thing of this scope: an ENTITY, a TASK or an ARTIFACT, known by label, kind and name. Each call is a
+        version of it, and the latest is current; the same `source_event_id` again is the same version. For trusted
+        callers: nothing of it is guessed from text."""
+
+        def write() -> Line:
+            owner, runtime, _ = self._owner(scope)
+            order = capture.build_entity_order(
+                scope=owner,
+                runtime=runtime,
+                label=label,
+                kind=kind,
+                name=name,
+                properties=properties or {},
+                source_event_id=source_event_id,
+                trust_class=trust_class,
+                provenance=provenance or f"{self._host}:entity",
+                at=_now(),
+                max_units=self.config.max_turn_units,
+            )
+            return self._opened_journal().append_order(order)
+
+        return self._captured(write)
+
+    def entity_key(self, *, kind: str, name: str, label: str = "ENTITY", scope: ScopeGiven | None = None) -> str:
+        """The key that links name a thing of this scope by. Raises `errors.ContractViolation`, `errors.ScopeRefused`
+        for what `entity` would refuse."""
+        owner, _, _ = self._owner(scope)
+        return keys.object_key(
+            label=label, scope_key=owner.key, kind=capture.safe_name(kind), name=capture.safe_name(name)
+        )
+
+    def link(
+        self, type: str, source: tuple[str, str], target: tuple[str, str], *, scope: ScopeGiven | None = None
+    ) -> Outcome:
+        """Link two records of this scope, each given as (label, key): an eventId, a factId, or an `entity_key`. They
+        need not be there yet. `type` is an UPPER_CASE name of yours. There is no order to undo a link."""
+
+        def write() -> Line:
+            owner, runtime, _ = self._owner(scope)
+            order = capture.build_link_order(
+                scope=owner, runtime=runtime, type=type, source=source, target=target, at=_now()
+            )
+            return self._opened_journal().append_order(order)
+
+        return self._captured(write)
+
     def _captured(self, write: Callable[[], Line]) -> Outcome:
         """The edge to the host: an answer in any case, counted."""
         outcome: Outcome

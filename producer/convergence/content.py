@@ -1,7 +1,9 @@
-"""Content records: what an event says, as it is stored. Content never changes and never says whether it is current.
+"""Content records: what an event or order says, as it is stored. It never changes and never says whether it is current.
 
-    EPISODE       merged by eventId, contentHash
-    MEMORY_FACT   merged by factId, contentHash; without `active`, which is part of the verdict
+    EPISODE                  merged by eventId, contentHash
+    MEMORY_FACT              merged by factId, contentHash; without `active`, which is part of the verdict
+    ENTITY, TASK, ARTIFACT   merged by entityKey, taskKey or artifactKey, and contentHash, which is the version's id;
+                             without `active`
 
 plus scopeKey, sessionKey and lineKey where known. A record without contentHash or scopeKey was written by another
 adapter: it is never written to, only deleted when it was forgotten. No property of a record that was read is sure to be
@@ -18,14 +20,19 @@ from producer.convergence.requests import MARK
 from producer.store import port
 
 __all__ = [
+    "ARTIFACT",
     "BY",
+    "ENTITY",
     "EPISODE",
     "FACT",
     "ID",
     "MARK",
+    "OBJECT_KEY",
     "SESSION",
+    "TASK",
     "TEXT",
     "copies",
+    "id_name",
     "is_ours",
     "label_of",
     "merge_by",
@@ -39,8 +46,10 @@ __all__ = [
 EPISODE = "EPISODE"
 FACT = "MEMORY_FACT"
 SESSION = "SESSION"
-ID = {EPISODE: "eventId", FACT: "factId"}
-BY = {EPISODE: "supersededByEventId", FACT: "supersededByFactId"}
+ENTITY, TASK, ARTIFACT = "ENTITY", "TASK", "ARTIFACT"
+ID = {EPISODE: "eventId", FACT: "factId"}  # of events
+OBJECT_KEY = {ENTITY: "entityKey", TASK: "taskKey", ARTIFACT: "artifactKey"}  # of all versions of one thing
+BY = {EPISODE: "supersededByEventId", FACT: "supersededByFactId", **dict.fromkeys(OBJECT_KEY, "supersededByHash")}
 TEXT = {EPISODE: "summary", FACT: "text"}  # the property that carries the external vector
 
 _TIMES = ("observedAt", "validFrom", "validUntil")
@@ -55,9 +64,14 @@ def time_of(event: Mapping[str, Any]) -> str:
     return identity.normal_time(event["validFrom" if event["eventType"] == "fact" else "observedAt"])
 
 
+def id_name(label: str) -> str:
+    """The property that holds the id which marks name: of an object it is the version's."""
+    return ID.get(label, "contentHash")
+
+
 def merge_by(label: str) -> tuple[str, ...]:
     """Another scope's or another content's event with the same id can never overwrite a record."""
-    return (ID[label], "contentHash")
+    return (OBJECT_KEY.get(label) or ID[label], "contentHash")
 
 
 def row_of(event: Mapping[str, Any], *, scope_key: str, session_key: str, line_key: str) -> dict[str, port.Value]:
@@ -102,7 +116,7 @@ def standing(records: Iterable[port.Record], label: str, scope_key: str) -> list
     best: dict[str, port.Record] = {}
     for record in records:
         if record.get("scopeKey") == scope_key and is_ours(record):
-            id_ = record.get(ID[label])
+            id_ = record.get(id_name(label))
             if isinstance(id_, str) and (id_ not in best or _place(record) < _place(best[id_])):
                 best[id_] = record
     return list(best.values())

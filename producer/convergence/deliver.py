@@ -1,7 +1,8 @@
-"""The rules of one delivery: an event (episode or fact) or an order (retract, forget), as plain generators.
+"""The rules of one delivery: an event (episode or fact) or an order (retract, forget, entity, link), as generators.
 
-    event   mark what it supersedes ─▶ settle that ─▶ compete ─▶ write content, unless forgotten ─▶ settle ─▶ compete
-    order   mark ─▶ settle
+    event, entity   mark what it supersedes ─▶ settle that ─▶ compete ─▶ write content, unless forgotten ─▶ settle ─▶
+                    compete
+    order           mark ─▶ settle
 
 Every mark is found again before the next step. What is there and settled is found by the first look and needs no write.
 """
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from producer import errors, identity, keys
-from producer.convergence import content, forget, graph, marks, rivals, settle
+from producer.convergence import content, forget, graph, links, marks, objects, rivals, settle
 from producer.convergence.content import EPISODE, FACT, SESSION
 from producer.convergence.delivery import Delivery, Settled
 from producer.convergence.requests import CacheDrop, CachePut, Find, Request, Steps, Upsert
@@ -25,7 +26,7 @@ __all__ = ["Incoming", "deliver"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Incoming:
-    """An event on its way in, with the keys that follow from it."""
+    """Content on its way in, of an event or of a thing, with the keys that follow from it."""
 
     label: str
     id: str
@@ -37,6 +38,16 @@ class Incoming:
     retracted: bool
     groups: tuple[str, ...]
     appended_at: str
+    linked_as: str = ""  # the key that links name, where it is not the id
+
+    @property
+    def watch(self) -> tuple[str, ...]:
+        return (*self.groups, self.linked_as) if self.linked_as else self.groups
+
+    def cover(self, seen: settle.Seen, margin_s: float) -> marks.Mark | None:
+        """The group mark that covers it, if any."""
+        watched = [mark for mark in seen.watched if mark.target in self.groups]
+        return forget.covering(watched, self.scope_key, self.appended_at, margin_s)
 
 
 def deliver(delivery: Delivery, *, forget_margin_s: float = forget.MARGIN_S) -> Steps[Settled]:
@@ -89,8 +100,8 @@ def _compete_before(new: Incoming) -> Steps[None]:
 def _content(new: Incoming, margin_s: float) -> Steps[settle.Seen]:
     """Return the last look at this event: its content is there and settled, or it is forgotten and gone."""
     while True:
-        seen = yield from settle.look(new.label, new.id, new.groups)
-        cover = forget.covering(seen.watched, new.scope_key, new.appended_at, margin_s)
+        seen = yield from settle.look(new.label, new.id, new.watch)
+        cover = new.cover(seen, margin_s)
         if marks.forgotten(seen.marks, new.scope_key):
             yield from _ended(new, cover)
             break
@@ -103,12 +114,8 @@ def _content(new: Incoming, margin_s: float) -> Steps[settle.Seen]:
         if not seen.holds(new.row):
             yield from _write(new, seen)
             first = None
-        seen = yield from settle.settle(new.label, new.id, new.groups, first)
-        if (
-            seen.holds(new.row)
-            and not marks.forgotten(seen.marks, new.scope_key)
-            and forget.covering(seen.watched, new.scope_key, new.appended_at, margin_s) is None
-        ):
+        seen = yield from settle.settle(new.label, new.id, new.watch, first)
+        if seen.holds(new.row) and not marks.forgotten(seen.marks, new.scope_key) and new.cover(seen, margin_s) is None:
             break
     if not _is_current(new, seen):  # also what an earlier copy of this delivery put there, and died
         yield (CacheDrop(scope_key=new.scope_key, id=new.id),)
@@ -123,13 +130,13 @@ def _write(new: Incoming, seen: settle.Seen) -> Steps[None]:
         if not sessions:
             writes.append(graph.session_upsert(new.row))
         writes.append(graph.in_session(new.id))
-    else:
+    elif new.label == FACT:
         if graph.is_event_id(new.row["sourceEventId"]):
             writes.append(graph.from_episode(new.id, new.scope_key))
         if new.names:
             writes.append(graph.supersedes(new.id, new.scope_key))
     said = marks.standing(seen.marks, new.scope_key)
-    if not said.claims and said.retracted_at is None:
+    if new.label in content.ID and not said.claims and said.retracted_at is None:
         record = {**new.row, "active": True} if new.label == FACT else new.row
         writes.append(CachePut(scope_key=new.scope_key, entry={"id": new.id, "label": new.label, "record": record}))
     yield tuple(writes)
@@ -160,7 +167,14 @@ def _is_current(new: Incoming, seen: settle.Seen) -> bool:
 def _order(delivery: Delivery, margin_s: float) -> Steps[Settled]:
     order = delivery.event
     what = order.get("what")
-    if what == "forget":
+    if what == "entity":
+        return (yield from _event(_thing(delivery), margin_s))
+    if what == "link":
+        ends = links.ends_of(order, forget.scope_of(order).key)
+        yield from links.write(ends, identity.normal_time(order.get("at", "")))
+        while (yield from links.mend_pair(ends)):
+            pass
+    elif what == "forget":
         target = forget.target_of(order)
         yield from forget.forget(delivery.id, target, identity.normal_time(order.get("at", "")), margin_s=margin_s)
     elif what == "retract":
@@ -202,4 +216,22 @@ def _incoming(delivery: Delivery) -> Incoming:
         retracted=label == FACT and event.get("active") is False,
         groups=forget.groups_of(event, session_key),
         appended_at=identity.normal_time(delivery.appended_at),
+    )
+
+
+def _thing(delivery: Delivery) -> Incoming:
+    label, row = objects.row_of(delivery.event)
+    key = str(row[content.OBJECT_KEY[label]])
+    return Incoming(
+        label=label,
+        id=str(row["contentHash"]),
+        row=row,
+        scope_key=str(row["scopeKey"]),
+        at=str(row["validFrom"]),
+        over=key,
+        names=False,
+        retracted=False,
+        groups=forget.groups_of(row, ""),
+        appended_at=identity.normal_time(delivery.appended_at),
+        linked_as=key,
     )

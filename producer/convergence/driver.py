@@ -261,7 +261,7 @@ class _Rounds:
                 source_where={link.by: {"$in": [same[0].request.value for same in part]}, **scope},
                 target_label=link.target_label,
                 target_key=link.target_key,
-                target_where=scope,
+                target_where={**scope, **({link.target_by: link.target_value} if link.target_by else {})},
             )
         )
 

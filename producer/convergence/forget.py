@@ -1,4 +1,4 @@
-"""Forgetting on order: an id, or a group (a conversation, a participant, a profile of an agent).
+"""Forgetting on order: an id, or a group (a conversation, a participant, a profile of an agent, a thing's versions).
 
 A `forgotten` mark on an id removes its records for ever, whoever sees them. A group gets one mark of its own, then
 every record that the store held in it gets one on its id, and its SESSIONs are deleted. The group's mark also covers
@@ -71,6 +71,8 @@ def target_of(order: Mapping[str, Any]) -> Target:
             agent_id and profile_id and not others
         ):
             key, where = keys.group_profile(agent_id, profile_id), {"agentId": agent_id, "profileId": profile_id}
+        case _ if (thing := _thing(group)) is not None:
+            key, where = keys.group_object(*thing), dict([thing])
         case _:
             raise errors.ContractViolation("names neither a target nor a known group", field="order")
     own = scope.fields() if scope is not None else {}
@@ -81,6 +83,14 @@ def target_of(order: Mapping[str, Any]) -> Target:
     )
 
 
+def _thing(group: Any) -> tuple[str, str] | None:
+    """The name and value of a thing's key, when that is what a group names."""
+    if not isinstance(group, Mapping) or len(group) != 1:
+        return None
+    ((name, key),) = group.items()
+    return (name, key) if name in content.OBJECT_KEY.values() and isinstance(key, str) and key else None
+
+
 def scope_of(order: Mapping[str, Any]) -> Scope:
     """The scope of a host's order. Raises `errors.ScopeRefused` when it names none."""
     fields = order.get("scope")
@@ -88,10 +98,11 @@ def scope_of(order: Mapping[str, Any]) -> Scope:
 
 
 def groups_of(event: Mapping[str, Any], session_key: str) -> tuple[str, ...]:
-    """The groups that could be forgotten with this event."""
+    """The groups that could be forgotten with this event, or with this version of a thing."""
     groups = (
         keys.group_participant(event["participantScopeHash"]),
         keys.group_profile(event["agentId"], event["profileId"]),
+        *(keys.group_object(name, event[name]) for name in content.OBJECT_KEY.values() if name in event),
     )
     return (keys.group_session(session_key), *groups) if session_key else groups
 
@@ -115,17 +126,25 @@ def forget(order_id: str, target: Target, at: str, *, margin_s: float) -> Steps[
     mark = marks.Mark(what=marks.FORGOTTEN, target=target.key, by=order_id, scope_key=target.scope_key, at=at)
     yield from marks.write(mark, cached=not target.where)
     if not target.where:
-        yield from together(settle.settle(label, target.key) for label in (EPISODE, FACT))
+        yield from together(settle.settle(label, target.key) for label in (EPISODE, FACT, *content.OBJECT_KEY))
         return
     (found,) = yield (Find(label=MARK, key="target", value=target.key),)
     marked_ms = min((made_ms(r.id) for r in found if r.get("by") == order_id), default=0)
-    sweeps: list[tuple[str, port.Where]] = [(label, target.where) for label in (EPISODE, FACT)]
+    sweeps: list[tuple[str, port.Where]] = [(label, target.where) for label in _held(target)]
     if target.session_key and target.scope is not None:
         # Other adapters' episodes carry no sessionKey: theirs is worked out from what they say.
         sweeps.append((EPISODE, {**target.scope.fields(), "contentHash": {"$exists": False}}))
     for label, where in sweeps:
         yield from _sweep(label, where, target, mark, marked_ms, margin_s)
     yield from _clear_sessions(target)
+
+
+def _held(target: Target) -> tuple[str, ...]:
+    """Labels of the records that a group may hold: things have no session, and a thing's group holds its versions."""
+    if target.session_key:
+        return (EPISODE, FACT)
+    things = tuple(label for label, name in content.OBJECT_KEY.items() if name in target.where)
+    return things or (EPISODE, FACT, *content.OBJECT_KEY)
 
 
 def clear_session(session_key: str) -> Steps[None]:
@@ -174,7 +193,7 @@ def _sweep(
             if not _holds(target, record) or _is_newer(label, record, mark, marked_ms, margin_s):
                 kept += 1
                 continue
-            id_, scope_key = record.get(content.ID[label]), content.scope_of(record)
+            id_, scope_key = record.get(content.id_name(label)), content.scope_of(record)
             if isinstance(id_, str) and id_ and scope_key is not None:
                 found[(id_, scope_key)] = None
             else:  # another adapter's, without an id or a whole scope: no mark can name it

@@ -94,7 +94,9 @@ def session_upsert(row: Mapping[str, port.Value]) -> Upsert:
 
 
 def mend(label: str, stand: Sequence[port.Record]) -> Steps[bool]:
-    """Add what is missing at both ends of these records; whether anything was."""
+    """Add what is missing at both ends of these records; whether anything was. Objects have links on order only."""
+    if label not in content.ID:
+        return False
     one = _mend_fact if label == FACT else _mend_episode
     return any((yield from together(one(record) for record in stand)))
 

@@ -1,4 +1,5 @@
-"""Marks say of an id, a line or a group that it was superseded, retracted or forgotten. They never change.
+"""Marks say of an id, a line or a group that it was superseded, retracted or forgotten. They never change. Those that
+say of two keys that they are linked are read by `producer.convergence.links` alone.
 
     MEMORY_MARK {markKey, what, target, by, scopeKey, at}
 
@@ -18,6 +19,7 @@ from producer.convergence.requests import CacheDrop, Find, Steps, Upsert
 from producer.store import port
 
 __all__ = [
+    "ENDING",
     "EVERYWHERE",
     "FORGOTTEN",
     "RETRACTED",
@@ -38,6 +40,7 @@ __all__ = [
 SUPERSEDED = "superseded"
 RETRACTED = "retracted"
 FORGOTTEN = "forgotten"
+ENDING = frozenset({SUPERSEDED, RETRACTED, FORGOTTEN})  # what any reader must respect; others are links
 EVERYWHERE = "*"
 _WRITES = 20  # of one mark: so many lies in a row are none
 

@@ -69,7 +69,9 @@ def _is_replaced(
     if scope_key is None:
         return True  # no scope is proven
     id_ = _id(record)
-    marked = id_ is not None and any(marks.counts(mark, scope_key) for mark in said.get(id_, ()))
+    marked = id_ is not None and any(
+        mark.what in marks.ENDING and marks.counts(mark, scope_key) for mark in said.get(id_, ())
+    )
     return marked or (*_place(record), scope_key) in there
 
 

@@ -52,7 +52,8 @@ class Upsert:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
     """Edges from every `source_label` record whose `by` is `value` to every record whose `target_key` equals its
-    `source_key`. `scope_key`: only between records of this scope ("" when the keys themselves hold the scope)."""
+    `source_key`, and whose `target_by` is `target_value` where that is named. `scope_key`: only between records of
+    this scope ("" when the keys themselves hold the scope)."""
 
     type: str
     source_label: str
@@ -62,6 +63,8 @@ class Link:
     by: str
     value: str
     scope_key: str = ""
+    target_by: str = ""
+    target_value: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

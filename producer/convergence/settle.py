@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from producer import errors
-from producer.convergence import content, graph, marks
+from producer.convergence import content, graph, links, marks
 from producer.convergence.content import MARK
 from producer.convergence.marks import Mark
 from producer.convergence.requests import CacheDrop, Delete, Find, HasVector, Request, SetVector, Steps, Upsert
@@ -39,7 +39,7 @@ class Seen:
 def look(label: str, id_: str, watch: Sequence[str] = ()) -> Steps[Seen]:
     """Look once. `watch`: further targets whose marks matter to the caller."""
     found, on_id, *others = yield (
-        Find(label=label, key=content.ID[label], value=id_),
+        Find(label=label, key=content.id_name(label), value=id_),
         Find(label=MARK, key="target", value=id_),
         *(Find(label=MARK, key="target", value=target) for target in watch),
     )
@@ -73,7 +73,11 @@ def settle(label: str, id_: str, watch: Sequence[str] = (), first: Seen | None =
                     stand.append(keep)
         if mends:
             yield tuple(mends)
-        elif not (yield from graph.mend(label, stand)) and not (yield from _vectors(label, stand, asked)):
+        elif (
+            not (yield from graph.mend(label, stand))
+            and not (yield from links.mend(label, stand, (*seen.marks, *seen.watched)))
+            and not (yield from _vectors(label, stand, asked))
+        ):
             return seen
         seen = None
 
@@ -96,7 +100,7 @@ def spare(same: Sequence[port.Record]) -> Sequence[port.Record]:
 def verdict(label: str, said: marks.Standing, *, stands: bool) -> dict[str, port.Value]:
     """What a record must say of itself. `stands`: it is the content that stands of those with its id and scope."""
     says: dict[str, port.Value] = {}
-    if label == content.FACT:
+    if label != content.EPISODE:
         says["active"] = stands and not said.claims and said.retracted_at is None
         if said.retracted_at is not None:
             says["retractedAt"] = said.retracted_at
@@ -110,7 +114,9 @@ def verdict(label: str, said: marks.Standing, *, stands: bool) -> dict[str, port
 def _vectors(label: str, stand: Sequence[port.Record], asked: dict[str, int]) -> Steps[bool]:
     """Give current records their external vector. Refused twice: `errors.SettingsRefused`: the index is missing or of
     another size, and no event is given up for that. `asked`: how often, by id."""
-    name = content.TEXT[label]
+    name = content.TEXT.get(label)
+    if name is None:
+        return False
     current = [
         r
         for r in stand

@@ -140,7 +140,7 @@ class _Web:
                 if mark.what == marks.SUPERSEDED:
                     self._named.add(mark.by)
                     found |= {mark.target, mark.by}
-                else:
+                elif mark.what in marks.ENDING:
                     self._named.add(mark.target)
         return found
 
