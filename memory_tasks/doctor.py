@@ -136,6 +136,13 @@ def _journal(tree: settings.Settings) -> Iterator[Check]:
         if level == "ok"
         else "start workers, or raise MEMORY_JOURNAL_MAX_BYTES; damaged bytes are in quarantine/",
     )
+    if later := report.get("unreadableSegments", 0) + report.get("unreadableLines", 0):
+        yield Check(
+            name="journal version",
+            level="warn",
+            found=f"{later} lines or segments were written by a later version: they are kept, and not delivered",
+            todo="run that version again until they are delivered",
+        )
 
 
 def _tried(name: str, todo: str, call: Callable[[], str]) -> Check:

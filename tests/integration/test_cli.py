@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -152,6 +153,18 @@ def test_doctor_refuses_a_broker_that_evicts_and_settings_that_nothing_can_use(t
         assert "noeviction" in checks["redis eviction"]["todo"]
         checks = {c["name"]: c for c in made.json("doctor", exit_code=1, changes={"MEMORY_CONCURRENCY": "many"})}
         assert checks["settings"]["level"] == "fail" and "MEMORY_CONCURRENCY" in checks["settings"]["found"]
+
+
+def test_doctor_warns_of_lines_that_a_later_version_wrote(tmp_path):
+    with machine(tmp_path) as made:
+        made.run("remember", "Herons nest here.")
+        (segment,) = (made.state / "journal").glob("segment-*.jsonl")
+        checked = '{"v":2,"kind":"event","id":"x"'
+        with segment.open("a") as file:
+            file.write(f'{checked},"sum":"{hashlib.sha256(checked.encode()).hexdigest()[:16]}"}}\n')
+        checks = {check["name"]: check for check in made.json("doctor", exit_code=1)}
+        assert checks["journal"]["level"] == "ok"
+        assert checks["journal version"]["level"] == "warn" and checks["journal version"]["todo"]
 
 
 # -- secrets ---------------------------------------------------------------------------------------------------------
