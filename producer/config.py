@@ -52,7 +52,7 @@ class ProducerConfig:
     )
     broker_url: str = _setting(
         MISSING,
-        "Celery broker: `redis://`, `rediss://`, `redis+socket://`, `sentinel://` (forms below), `amqp://`.",
+        "Celery broker: `redis://`, `rediss://`, `redis+socket://`, `sentinel://`, `amqp://`, `amqps://` (forms below).",
         unit="URL",
         shown="redis+socket://<state>/redis/redis.sock",
     )
@@ -215,6 +215,10 @@ def _check_urls(values: Mapping[str, Any]) -> None:
         raise errors.SettingsRefused(
             "MEMORY_BROKER_URL", f"unknown form; use one of {', '.join(s + '://' for s in schemes)}"
         )
+    else:
+        from producer import rabbitmq  # few have one, and a hook reads settings
+
+        rabbitmq.plain_url(values["broker_url"])
     if values.get("redis_url"):
         redis_url.parse(values["redis_url"])
 
