@@ -85,7 +85,7 @@ class Kills:
             # A starting one is worth killing too, but on a busy machine none would ever get to work.
             "worker": [one for one in world.workers if is_ready(one) or self.rng.random() < 0.1],
             "agent": world.agents,
-            "redis": [world.redis],
+            "redis": [world.redis, *([world.rabbit] if world.rabbit is not None else [])],
             "store": [world.store] if world.store is not None else [],
         }[kind]
 

@@ -6,8 +6,10 @@ from __future__ import annotations
 from tests.faults import (  # noqa: F401
     on_broker,
     on_clock,
+    on_environment,
     on_journal,
     on_processes,
+    on_rabbitmq,
     on_sentinel,
     on_store,
 )

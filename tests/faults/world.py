@@ -35,6 +35,7 @@ from tests.faults.count import Count, JournalWatch
 from tests.faults.process import ROOT, Process
 from tests.faults.proxy import FaultProxy
 from tests.faults.table import Row
+from tests.rabbitmq_server import RabbitServer, rabbitmq_server
 from tests.redis_server import RedisServer
 from tests.rushdb_server import RunningServer, rushdb_server
 from tests.sentinel_group import SentinelGroup
@@ -88,7 +89,8 @@ class World:
         broker: str = "redis",
         journal_dir: Path | None = None,
     ) -> None:
-        """`broker`: "redis", or "sentinel" for a `group` of two Redis and three sentinels."""
+        """`broker`: "redis", "sentinel" for a `group` of two Redis and three sentinels, or "rabbitmq" for a node of it
+        beside the Redis of the receipts."""
         self.seed = seed
         self._broker = broker
         self._began = time.monotonic()
@@ -138,6 +140,9 @@ class World:
             self.redis.start()
         self.redis_proxy = self._proxy(("127.0.0.1", self.redis.port)) if redis_proxied else None
         redis_port = self.redis_proxy.port if self.redis_proxy else self.redis.port
+        self.rabbit: RabbitServer | None = None
+        if self._broker == "rabbitmq":
+            self.rabbit = self._stack.enter_context(rabbitmq_server(self.directory / "rabbitmq"))
         redis_url = self.group.url if self.group is not None else f"redis://127.0.0.1:{redis_port}/0"
         self.store_file = self.directory / "store.sqlite"
         self.store: RunningServer | None = None
@@ -157,7 +162,8 @@ class World:
             MARK: str(self.directory),
             **SHORT_TIMES,
             "MEMORY_STATE_DIR": str(self.directory / "state"),
-            "MEMORY_BROKER_URL": redis_url,
+            "MEMORY_BROKER_URL": self.rabbit.broker_url if self.rabbit is not None else redis_url,
+            **({"MEMORY_REDIS_URL": redis_url} if self.rabbit is not None else {}),
             "MEMORY_STORE_URL": store_url,
             "MEMORY_STORE_TOKEN": self.store.token if self.store else "",
             "MEMORY_JOURNAL_DIR": str(self._journal_dir or self.directory / "journal-0"),
@@ -333,6 +339,8 @@ class World:
 
     def queued(self) -> int:
         """Messages that wait, and those a worker has."""
+        if self.rabbit is not None:  # those that wait for a retry too; up to five seconds old
+            return sum(map(int, self.rabbit.control("list_queues", "messages").split()[1:]))
         return (
             int(self.client.llen(message.QUEUE))
             + int(self.client.llen(message.BACKLOG_QUEUE))
