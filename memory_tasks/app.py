@@ -19,7 +19,7 @@ from celery import bootsteps
 
 from memory_tasks import consumer, events, eviction, ingest, settings, tasks
 from memory_tasks import lease as lease_module
-from producer import broker, message, rabbitmq, redis_client
+from producer import broker, errors, message, rabbitmq, redis_client
 
 __all__ = ["make_app"]
 
@@ -70,6 +70,7 @@ def make_app(
         worker_log_format=_LOG_FORMAT,
         worker_task_log_format=_LOG_FORMAT,
     )
+    app.steps["consumer"].add(_RefusesHalfTheQueues)
     app.steps["consumer"].add(_RefusesEviction)
     app.steps["consumer"].add(_HidesLogins)
     if lease is not None:
@@ -79,6 +80,17 @@ def make_app(
     tasks.register(app, ingest_of, whole_countdowns=rabbitmq.is_rabbitmq(given.producer.broker_url))
     _mend_words()
     return app
+
+
+class _RefusesHalfTheQueues(bootsteps.StartStopStep):
+    """A worker started with `--queues` of its own would leave the other queue to nobody."""
+
+    requires = ("celery.worker.consumer.connection:Connection",)
+
+    def start(self, consumer: Any) -> None:
+        missing = {message.QUEUE, message.BACKLOG_QUEUE} - set(consumer.app.amqp.queues.consume_from)
+        if missing and consumer.restart_count == 0:  # later it may be Flower that cancelled one, for a while
+            raise errors.SettingsRefused("--queues", f"leaves out {', '.join(sorted(missing))}: workers consume both")
 
 
 class _RefusesEviction(bootsteps.StartStopStep):
