@@ -4,6 +4,7 @@ A line is opened as far as it can be. What makes it undeliverable becomes a stab
 listing of dead letters carry; no code quotes a value:
 
     damaged_line               the bytes are not one whole journal line
+    later_version              a whole line of a later version: not dead, a worker of that version can store it
     kind_not_deliverable       a line that journals keep for themselves
     contract:<field>:<reason>  the event breaks AgentMemoryEvent v1, a forged id included
     id_differs                 the line says another id than its event or order has
@@ -15,6 +16,7 @@ listing of dead letters carry; no code quotes a value:
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,8 +27,9 @@ from producer import contract, errors, identity, message
 from producer.convergence import delivery, forget
 from producer.journal import line as lines
 
-__all__ = ["Entry", "Message", "code_of", "open_item", "unopened"]
+__all__ = ["LATER_VERSION", "Entry", "Message", "code_of", "open_item", "unopened"]
 
+LATER_VERSION = "later_version"
 _ID = re.compile(r"[a-f0-9]{64}")  # an eventId, a factId or one of our keys
 _JOURNAL_ID = re.compile(r"[0-9a-f]{32}")
 _CODE = re.compile(r"[A-Za-z0-9_:.-]{0,160}")
@@ -96,6 +99,8 @@ def open_item(item: message.Item, grant: tenants.Grant, *, poison_deaths: int, r
     try:
         line = lines.parse(item.line)
     except errors.DamagedLine:
+        if lines.is_later(item.line.encode("ascii")):
+            return dataclasses.replace(unopened(item), refusal=LATER_VERSION)
         return Entry(item=item, line_hash=line_hash, refusal="damaged_line")
     try:
         checked, refusal = _checked(line, grant)

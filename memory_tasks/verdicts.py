@@ -181,7 +181,9 @@ class Verdicts:
 
     def _refuse(self, entry: incoming.Entry) -> None:
         """A line that was refused before any request: no copy of it ever sent one either."""
-        if entry.line_hash:
+        if entry.refusal == incoming.LATER_VERSION:
+            self._defer(entry, entry.refusal, _DEPLOYMENT_DELAY_S)  # hosts were upgraded before their workers
+        elif entry.line_hash:
             self._receipt(entry, State.DEAD, reason=entry.refusal)
         else:
             self._counted["damaged"] += 1

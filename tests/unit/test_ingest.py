@@ -5,6 +5,7 @@ Only the ends are fakes: receipts are collected, and a store above the real one 
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ import pytest
 from memory_tasks import breaker, handling, incoming, ingest, results, settler, shared_store, tenants, verdicts
 from producer import capture, errors, message, receipt
 from producer.convergence import delivery
+from producer.journal import line as journal_line
 from producer.receipt import State
 from producer.store import port
 from producer.store.sqlite import SqliteStore
@@ -262,6 +264,20 @@ def test_a_line_that_breaks_the_contract_is_dead_with_its_reason_also_when_it_wa
     assert bench.receive(make.item(line, unsure=True), redelivered=True) is None
     assert bench.states == [(State.DEAD, "contract:schemaVersion:is_not_a_version_that_this_software_knows")]
     assert bench.store.calls == []
+
+
+def test_a_line_of_a_later_version_waits_for_workers_of_that_version(bench):
+    checked = LINE.text.replace('{"v":1', '{"v":2', 1).rpartition(',"sum":"')[0]
+    later = f'{checked},"sum":"{hashlib.sha256(checked.encode()).hexdigest()[:16]}"}}'
+    assert bench.receive(make.item(later)) is None
+    (got,) = bench.receipts.sent
+    assert (got.state, got.reason, got.id, got.line_hash) == (
+        State.DEFERRED,
+        "later_version",
+        LINE.id,
+        journal_line.line_hash(later),
+    )
+    assert got.delay_s >= 300
 
 
 def test_a_scope_the_key_may_not_write_is_dead(tmp_path):
