@@ -378,7 +378,7 @@ def connect_claude_code(
     settings = config.load(os.environ)
     path = settings_path.expanduser()
     if remove:
-        report = connect_module.disconnect_claude_code(path)
+        report = connect_module.disconnect_claude_code(path, config_path=connect_module.hook_config_path(settings))
     else:
         report = connect_module.connect_claude_code(
             path, settings, scope=terminal.scope_of(settings, agent, profile, participant)

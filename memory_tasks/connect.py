@@ -21,10 +21,11 @@ from producer.config import HookConfig, ProducerConfig
 from producer.hosts import claude_code
 from producer.scope import Scope
 
-__all__ = ["connect_claude_code", "disconnect_claude_code", "hook_config_path"]
+__all__ = ["connect_claude_code", "disconnect_claude_code", "hook_config_path", "is_ours", "settings_of"]
 
 HOOK_TIMEOUT_S = 5  # Claude Code's; ours ends within `claude_code.BUDGET_S`
 _OURS = os.path.join("producer", "hosts", "launch.py")  # noqa: PTH118 a part of a command, not a path
+_SETTINGS_NAME = "claude_settings"  # in the hook's configuration, which passes over it: for `doctor`
 _BACKUP_SUFFIX = ".before-memory-tasks"
 
 
@@ -49,7 +50,7 @@ def connect_claude_code(
     where = config_path or hook_config_path(config)
     settings = _read(settings_path)
     changed = _merge(settings, claude_code.command(where))
-    _write_hook_config(where, config, scope, capture_unattended)
+    _write_hook_config(where, config, scope, capture_unattended, settings_path)
     backup = None
     if changed:
         backup = _backup(settings_path)
@@ -64,16 +65,30 @@ def connect_claude_code(
     }
 
 
-def disconnect_claude_code(settings_path: Path) -> dict[str, Any]:
-    """Take our hooks out of `settings_path`; everything else stays. Captured memory stays too."""
+def disconnect_claude_code(settings_path: Path, *, config_path: Path | None = None) -> dict[str, Any]:
+    """Take our hooks out of `settings_path`, and their configuration away if it was written for these settings;
+    everything else stays. Captured memory stays too."""
     settings = _read(settings_path)
     removed = _remove(settings)
     if removed:
         _write(settings_path, settings)
+    if config_path is not None and settings_of(config_path) == settings_path.absolute():
+        config_path.unlink(missing_ok=True)
     return {"settings": str(settings_path), "removed": removed}
 
 
-def _write_hook_config(path: Path, config: ProducerConfig, scope: Scope, capture_unattended: bool) -> None:
+def settings_of(config_path: Path) -> Path | None:
+    """The settings.json that a hook configuration was written for; None when it does not say."""
+    try:
+        written = json.loads(config_path.read_bytes()).get(_SETTINGS_NAME)
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
+    return Path(written) if isinstance(written, str) and written else None
+
+
+def _write_hook_config(
+    path: Path, config: ProducerConfig, scope: Scope, capture_unattended: bool, settings_path: Path
+) -> None:
     hook_config = HookConfig(
         journal_dir=str(config.journal_dir),
         agent_socket=str(config.agent_socket),
@@ -91,7 +106,8 @@ def _write_hook_config(path: Path, config: ProducerConfig, scope: Scope, capture
         sync_budget_s=config.sync_budget_s,
         capture_unattended=capture_unattended,
     )
-    _replace(path, json.dumps(dataclasses.asdict(hook_config), indent=2) + "\n", setting="MEMORY_HOOK_CONFIG")
+    value = {**dataclasses.asdict(hook_config), _SETTINGS_NAME: str(settings_path.absolute())}
+    _replace(path, json.dumps(value, indent=2) + "\n", setting="MEMORY_HOOK_CONFIG")
 
 
 # -- settings.json ---------------------------------------------------------------------------------------------------
@@ -124,7 +140,8 @@ def _is_group(group: Any) -> bool:
     return isinstance(group, dict) and isinstance(group.get("hooks", []), list)
 
 
-def _is_ours(entry: Any) -> bool:
+def is_ours(entry: Any) -> bool:
+    """Whether an entry of Claude Code's settings starts our hook."""
     command = entry.get("command") if isinstance(entry, Mapping) else None
     return isinstance(command, str) and _OURS in command and command.rstrip("'").endswith("claude_code")
 
@@ -141,7 +158,7 @@ def _merge(settings: dict[str, Any], command: str) -> bool:
             ({name: value for name, value in group.items() if name == "matcher"}, entry)
             for group in groups
             for entry in group.get("hooks", [])
-            if _is_ours(entry)
+            if is_ours(entry)
         ]
         if ours == [(matcher, wanted)]:
             continue
@@ -164,7 +181,7 @@ def _remove_from(hooks: dict[str, Any], event: str) -> int:
     groups = []
     for group in hooks.get(event, []):
         entries = group.get("hooks", [])
-        kept = [entry for entry in entries if not _is_ours(entry)]
+        kept = [entry for entry in entries if not is_ours(entry)]
         removed += len(entries) - len(kept)
         if len(kept) == len(entries):
             groups.append(group)

@@ -15,8 +15,10 @@ from typing import Any
 import redis
 from rich.console import Console
 
-from memory_tasks import agent, eviction, settings, status
+from memory_tasks import agent, eviction, hook_checks, settings, status
+from producer import counts as turn_counts
 from producer import errors, rabbitmq, redis_client, redis_url, store
+from producer.hosts import claude_code
 
 __all__ = ["Check", "examine", "show"]
 
@@ -41,7 +43,7 @@ def examine(environ: Mapping[str, str]) -> list[Check]:
     except errors.Permanent as problem:
         return [*checks, Check(name="settings", level="fail", found=str(problem), todo="set it and run doctor again")]
     checks += _values(tree, environ)
-    for part in (_journal, _broker, _redis, _store, _agent):
+    for part in (_journal, _hooks, _broker, _redis, _store, _agent):
         checks += part(tree)
     has_broker = any(check.name == "broker" and check.level == "ok" for check in checks)
     return [*checks, *_workers(tree, has_broker)]
@@ -143,6 +145,18 @@ def _journal(tree: settings.Settings) -> Iterator[Check]:
             found=f"{later} lines or segments were written by a later version: they are kept, and not delivered",
             todo="run that version again until they are delivered",
         )
+
+
+def _hooks(tree: settings.Settings) -> Iterator[Check]:
+    found = hook_checks.faults(tree.producer)
+    if found is None:
+        return
+    for fault in found:
+        yield Check(name="claude code hooks", level="fail", found=fault.found, todo=fault.todo)
+    if not found:
+        turns = turn_counts.read(tree.producer.journal_dir).get(claude_code.HOST, {})
+        seen = f"{turns.get('seen', 0)} turns seen, {turns.get('captured', 0)} captured"
+        yield Check(name="claude code hooks", level="ok", found=f"{seen}; `status` tells refusals by reason")
 
 
 def _tried(name: str, todo: str, call: Callable[[], str]) -> Check:
