@@ -216,7 +216,7 @@ def test_two_hosts_that_compact_one_directory_and_are_killed_lose_nothing(tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_two_hosts_that_compact_one_directory_and_are_killed_often_lose_nothing(tmp_path: Path, seed: int) -> None:
-    compacted_by_many(tmp_path, each=2000, kills=40, seed=seed)
+    compacted_by_many(tmp_path, each=500, kills=20, seed=seed)
 
 
 def test_killed_right_after_append_returned_the_line_is_there(tmp_path: Path) -> None:
