@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from types import SimpleNamespace
 from typing import Any
@@ -77,6 +78,18 @@ def test_a_retry_is_signed_anew_masked_and_stays_on_its_queue():
     assert (task.options["argsrepr"], task.options["kwargsrepr"]) == ("()", "<1 line>")
     assert (task.options["queue"], task.options["countdown"]) == (message.BACKLOG_QUEUE, 2.0)
     assert repr(task.options["exc"]) == "Retryable('store_unavailable:503')"
+
+
+@pytest.mark.parametrize("queue", [message.QUEUE, message.BACKLOG_QUEUE])
+@pytest.mark.parametrize(("countdown_s", "waits_s"), [(0.2, 1), (1.0, 1), (2.1, 3)])
+def test_where_the_broker_holds_retries_back_it_waits_whole_seconds_and_the_queue_is_found_behind_the_delay(
+    queue, countdown_s, waits_s
+):
+    task = Task()
+    task.request = SimpleNamespace(delivery_info={"routing_key": "0." * 27 + f"1.{queue}"})
+    with pytest.raises(Retry):
+        tasks._come_again(task, dataclasses.replace(AGAIN, countdown_s=countdown_s), whole_countdowns=True)
+    assert (task.options["queue"], task.options["countdown"]) == (queue, waits_s)
 
 
 def test_a_retry_that_cannot_be_published_leaves_the_message_with_the_broker():
