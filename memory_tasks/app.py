@@ -102,14 +102,12 @@ class _RefusesEviction(bootsteps.StartStopStep):
         if consumer.connection.transport.driver_type != "redis":
             return
         try:
-            client = _redis_of(consumer)
-            server, memory = client.info("server"), client.info("memory")
+            memory = _redis_of(consumer).info("memory")
         except redis.ResponseError as problem:  # an access list without INFO
             logger.warning(
                 "action=eviction_unknown problem=%s; see that this Redis does not evict", type(problem).__name__
             )
             return
-        eviction.check_mode(server)
         eviction.check(memory)
 
 
@@ -129,7 +127,7 @@ class _RefusesStrangers(bootsteps.StartStopStep):
     """Says on every connection, and on and on, that this worker is there. The worker ends with the refusal when another
     one is there that it would harm. Workers of a RabbitMQ say so in the Redis of their receipts."""
 
-    requires = ("celery.worker.consumer.connection:Connection", _RefusesEviction)  # what is no broker is told first
+    requires = ("celery.worker.consumer.connection:Connection",)
 
     def __init__(self, consumer: Any, **options: Any) -> None:
         self._receipts: Any = None

@@ -8,7 +8,9 @@ from typing import Any
 
 from producer import errors
 
-__all__ = ["check", "check_mode"]
+__all__ = ["NO_CLUSTER", "check", "check_mode"]
+
+NO_CLUSTER = "Redis Cluster as broker; use one Redis, or Sentinel for failover"
 
 
 def check(memory: Mapping[str, Any]) -> None:
@@ -28,7 +30,7 @@ def check_mode(server: Mapping[str, Any]) -> None:
     sentinel under a URL for its master."""
     mode = server.get("redis_mode", "standalone")
     if mode == "cluster":
-        raise errors.Unsupported("Redis Cluster as broker; use one Redis, or Sentinel for failover")
+        raise errors.Unsupported(NO_CLUSTER)
     if mode == "sentinel":
         raise errors.SettingsRefused(
             "MEMORY_BROKER_URL", "names a sentinel: use sentinel://host:port/?master_name=… for the master it watches"

@@ -24,8 +24,10 @@ from redis.retry import Retry
 
 from producer import redis_url
 
-__all__ = ["KombuForm", "connect", "kombu_form", "trouble"]
+__all__ = ["CLUSTER_ERRORS", "KombuForm", "connect", "kombu_form", "trouble"]
 
+# What a member of a Redis Cluster answers to clients that do not know of it.
+CLUSTER_ERRORS = (redis.exceptions.ClusterError, redis.exceptions.AskError, redis.exceptions.ClusterCrossSlotError)
 _MAX_CONNECTIONS = 32
 
 
@@ -177,7 +179,7 @@ _TROUBLES: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], st
         "no sentinel names a healthy master: check master_name, the sentinels' addresses and sentinel_password",
     ),
     (
-        (redis.exceptions.ClusterError, redis.exceptions.AskError, redis.exceptions.ClusterCrossSlotError),
+        CLUSTER_ERRORS,
         "is a cluster, which is not supported: use one Redis, or Sentinel",
     ),
     (redis.ReadOnlyError, "is a replica: name its master, or use sentinel://"),
