@@ -199,7 +199,7 @@ _TOKENS = (
     Rule(("key-",), _standing("provider_key", "key-" + _HEX32), exact=True, kinds=("provider_key",)),
     Rule(("pat",), _standing("provider_key", r"pat[A-Za-z0-9]{14}\.[0-9a-f]{64}"), exact=True),
     Rule(("re_",), _standing("provider_key", r"re_[A-Za-z0-9]{8}_[A-Za-z0-9]{20,}+"), exact=True),
-    Rule(("fw_",), _standing("provider_key", r"fw_[A-Za-z0-9]{24}(?!\w)"), exact=True),
+    Rule(("fw_",), _standing("provider_key", r"fw_[A-Za-z0-9]{24}(?![A-Za-z0-9_])"), exact=True),
     Rule(("SK",), _standing("provider_key", "SK" + _HEX32), exact=True),
     Rule(("v1.0-",), _standing("provider_key", r"v1\.0-[0-9a-f]{24}-[0-9a-f]{100,}+"), exact=True),
     Rule(("A3-",), _standing("provider_key", r"A3-[A-Z0-9]{6}-[A-Z0-9]{6,11}(?:-[A-Z0-9]{5}){3,4}"), exact=True),
@@ -212,7 +212,7 @@ _TOKENS = (
     Rule(
         (".atlasv1.",), _pattern("provider_key", r"[A-Za-z0-9]{14}\.atlasv1\.[A-Za-z0-9_=-]{50,}+", back=14), exact=True
     ),
-    Rule(("-us",), _pattern("provider_key", r"[0-9a-f]{32}-us\d{1,2}(?!\w)", back=32), exact=True),
+    Rule(("-us",), _pattern("provider_key", r"[0-9a-f]{32}-us\d{1,2}(?![A-Za-z0-9_])", back=32), exact=True),
     Rule(
         (":AA",),
         _pattern("telegram_token", r"\d{8,10}:AA[A-Za-z0-9_-]{32,34}(?![A-Za-z0-9_-])", back=10),
@@ -535,13 +535,14 @@ _COMMANDS = (
 # Names with values, and what sentences say ----------------------------------------------------------------------------
 
 _AFTER_NAME = (
-    r"(?P<tail>[A-Za-z0-9_.-]{0,64}+)(?:\\?[\"'\]*`)]|&quot;|%22|\s{1,2}value(?==)){0,4}\s{0,4}"
+    r"(?P<tail>[A-Za-z0-9_.-]{0,64}+)(?:\\?[\"'\]*`]|&quot;|%22|\s{1,2}value(?==)){0,4}\s{0,4}"
     r"(?P<sign>=>|:=|\?=|::|<-|[:=：＝](?!=)|%3[AaDd]|&#58;|&#61;|>|\|(?=\s))[\s*`]{0,8}"
 )
 _VALUE = (
     r"(?:[bBrRuU]?(?:\\{0,3}(?P<quote>[\"'`])|(?P<entity>&quot;|&#39;))(?P<quoted>(?:(?!\\{0,3}(?P=quote)|&quot;|&#39;)[^\n]){3,256}+)"
     r"|(?P<bare>(?:[^\s\"'`,;<>|&%\\]|&(?![\w.]{1,40}=|quot;|lt;|#)|%(?!26|22|3[BbDd]?26)|\\(?![nrt\"'])){3,256}+))"
 )
+_MARK = "[redacted:"  # what it names is no name of a value
 _IN_NAME = frozenset("_-.")
 _SIGNS = ":=：＝%|>&-"
 _NAMES = ("pass", "pwd", "secret", "token", "key", "credential", "creds", "auth", "salt", "_pat", "pw")
@@ -559,6 +560,8 @@ def _assignment(text: str, at: int, anchor: str) -> Found | None:
     first = at
     while first > 0 and at - first < 64 and (text[first - 1].isalnum() or text[first - 1] in "_-."):
         first -= 1
+    if text.startswith(_MARK, first - len(_MARK)):
+        return None
     name = text[first : after.end("tail")].lstrip("-.").rstrip(".-")
     sign = after["sign"]
     if (sign == ">" and text[max(0, first - 1) : first] != "<") or (
@@ -669,7 +672,7 @@ def _near(text: str, at: int, anchor: str) -> Found | None:
     if all(len(word) < 20 for word in text[at : at + 72].split()):
         return None
     found = re.compile(_NEAR).match(text, at)
-    if not found or not _starts(text, at):
+    if not found or text.startswith(_MARK, at - len(_MARK)) or not _starts(text, at):
         return None
     if text[at] in "kK" and not values.holds(_KEY_BEFORE, text[max(0, at - 12) : at]):
         return None

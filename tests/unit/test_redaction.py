@@ -125,6 +125,11 @@ def test_what_is_no_secret_survives_unchanged(case: redaction_cases.Case) -> Non
     assert redaction.redact(case.text) == (case.text, {})
 
 
+@pytest.mark.parametrize("text", ["def open(self, pwd):\n    key0 = 305419896", "[redacted:password] = 42abc"])
+def test_neither_a_parameter_nor_a_placeholder_is_the_name_of_a_value(text: str) -> None:
+    assert redaction.redact(text) == (text, {})
+
+
 def test_a_value_of_any_length_goes_to_its_end() -> None:
     for length in (100, 5000, 50_000):
         key = "".join(random.Random(1).choices("abcdefghijkmnpqrstuvwxyzABCDEFGH23456789+/", k=length))
