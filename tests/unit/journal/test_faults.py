@@ -107,8 +107,8 @@ def calls_of_the_file_system() -> list[tuple[str, int, int, str]]:
 
 EVERY = [
     *(pytest.param(1, seed, marks=pytest.mark.slow) for seed in range(10)),
-    (5, 0),
-]  # every operation, or each fifth
+    (11, 0),
+]  # every operation, or each eleventh
 
 
 @pytest.mark.slow
