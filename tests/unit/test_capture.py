@@ -330,6 +330,28 @@ def test_the_latest_pair_leaves_out_system_and_tools() -> None:
 
 
 @pytest.mark.parametrize(
+    "end",
+    [
+        [{"role": "assistant", "content": "let me look", "tool_calls": [{"id": "1"}]}],
+        [{"role": "assistant", "content": [{"type": "text", "text": "let me look"}, {"type": "tool_use"}]}],
+        [{"role": "assistant", "content": "let me look"}, {"role": "tool", "content": "raw output"}],
+        [
+            {"role": "assistant", "content": "let me look"},
+            {"role": "user", "content": [{"type": "tool_result"}, {"type": "text", "text": "a reminder"}]},
+        ],
+        [{"role": "assistant", "content": "half of an ans", "stopReason": "aborted"}],
+        [{"role": "assistant", "content": "half of an ans", "stop_reason": "error"}],
+    ],
+)
+def test_a_turn_that_broke_off_or_still_calls_tools_is_no_pair(end: list) -> None:
+    before = [{"role": "user", "content": "first"}, {"role": "assistant", "content": "one"}]
+    asked = {"role": "user", "content": "second"}
+    assert capture.latest_pair([*before, asked, *end]) is None
+    finished = {"role": "assistant", "content": "two", "stopReason": ["odd"]}
+    assert capture.latest_pair([*before, asked, *end, finished]) == ("second", "two")
+
+
+@pytest.mark.parametrize(
     "messages",
     [
         [],
