@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -333,3 +334,79 @@ def _moved(journal: Path, disk: Path) -> Iterator[None]:
             shutil.rmtree(journal)
         aside.rename(journal)
         _mount("--bind", str(disk), str(journal))
+
+
+@scenario("keys-rotated")
+def keys_rotated(name: str, scale: Scale) -> Row:
+    """The producer's key is rotated while messages of the old one are queued: both are accepted, nothing is dropped."""
+    old, new = ("k-2025", "old-secret-" * 4), ("k-2026", "new-secret-" * 4)
+    with World(workers=0, settings={"MEMORY_KEY_ID": old[0], "MEMORY_PRODUCER_KEY": old[1]}) as world:
+        tenants = world.directory / "tenants.json"
+        tenants.touch(0o600)
+        tenants.write_text(
+            json.dumps(
+                [{"keyId": id_, "secret": secret, "tenant": world.settings.tenant} for id_, secret in (old, new)]
+            )
+        )
+        host = world.host(rate=0, count=50, mix="turns")
+        world.wait_done(host)
+        wait_for(lambda: world.queued() >= 50, 30, "messages of the old key")
+        host.stop()
+        host.env |= {"MEMORY_KEY_ID": new[0], "MEMORY_PRODUCER_KEY": new[1]}
+        host.start()
+        world.worker(env={"MEMORY_TENANTS_FILE": str(tenants)})
+        half_written = world.worker(wait=False, env={"MEMORY_TENANTS_FILE": str(_cut(tenants))})
+        must(world, half_written.wait(60) not in (None, 0), "a worker started on half a tenants file")
+        world.workers.remove(half_written)
+        return world.row(name, deadline_s=60)
+
+
+def _cut(path: Path) -> Path:
+    half = path.with_suffix(".half")
+    half.touch(0o600)
+    half.write_text(path.read_text()[:-20])
+    return half
+
+
+@scenario("other-pools")
+def other_pools(name: str, scale: Scale) -> Row:
+    """Workers started by hand with other pools, under one name, and killed the way containers are: all is stored."""
+    with World(workers=1) as world:
+        for pool in ("prefork", "solo"):
+            worker = world.worker(wait=False)
+            worker.kill()
+            command = [pool if word == "threads" else word for word in worker.command]
+            worker.command = [word.replace(f"{worker.name}@", "w0@") for word in command]
+            worker.start()
+        world.host(rate=20), world.host(rate=20, journal=1)
+        world.begin()
+        time.sleep(6.0)  # load
+        for worker in world.workers[1:]:
+            worker.stop(deadline_s=1.0)  # and then SIGKILL
+            worker.start()
+        time.sleep(4.0)  # load
+        return world.row(name)
+
+
+@scenario("broker-of-others")
+def broker_of_others(name: str, scale: Scale) -> Row:
+    """Somebody else's messages stand in our queues and somebody else's worker takes ours: nothing stays away."""
+    with World() as world:
+        app = celery.Celery(broker=world.environ["MEMORY_BROKER_URL"], set_as_current=False)
+        thief = world.worker(wait=False, entry=["-m", "celery", "--broker", world.environ["MEMORY_BROKER_URL"]])
+        thief.kill()
+        words = ["worker", "-P", "solo", "-Q", f"{message.QUEUE},{message.BACKLOG_QUEUE}", "-n", "thief@%h"]
+        thief.command = [*thief.command[:4], *thief.command[4:5], *words]
+        thief.start()
+        world.host(rate=20)
+        world.begin()
+        for number in range(20):
+            app.send_task("their.task", args=["x" * (10 << 20 if number == 10 else 10)], queue=message.QUEUE)
+            time.sleep(0.2)  # load
+        app.close()
+        thief.kill()
+        world.workers.remove(thief)
+        world.client.rpush(message.QUEUE, b"no message at all")  # kombu's own format: it ends the worker, once
+        wait_for(lambda: not world.workers[0].running, 30, "the worker meets it")
+        _start_again(world)
+        return world.row(name)
