@@ -42,15 +42,10 @@ def test_redactions_are_counted_by_kind() -> None:
     )
 
 
-def test_every_placeholder_has_a_known_kind() -> None:
-    for cases in CASES.values():
-        for case in cases:
-            assert set(redaction.redact(case.text)[1]) <= set(redaction.KINDS)
-
-
-def test_redacting_again_changes_nothing_and_counts_nothing() -> None:
+def test_redacting_again_changes_nothing_and_every_placeholder_has_a_known_kind() -> None:
     for case in (*CASES["development"], *CASES["held_out"]):
-        once, _ = redaction.redact(case.text)
+        once, counts = redaction.redact(case.text)
+        assert set(counts) <= set(redaction.KINDS)
         assert redaction.redact(once) == (once, {})
 
 
@@ -64,7 +59,7 @@ FRAGMENTS = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(FRAGMENTS, max_size=14).map("".join))
 def test_redaction_is_deterministic_and_idempotent(text: str) -> None:
     once, counts = redaction.redact(text)
@@ -72,13 +67,13 @@ def test_redaction_is_deterministic_and_idempotent(text: str) -> None:
     assert redaction.redact(once) == (once, {})
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text(st.characters(exclude_categories=())))
 def test_no_text_makes_it_raise_or_grow_beyond_a_placeholder_for_every_few_characters(text: str) -> None:
     assert len(redaction.redact(text)[0]) <= 8 * len(text)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.text(st.characters(exclude_categories=("Ll", "Lu", "Nd", "Pc", "Pd")), max_size=60),
     st.text(st.characters(exclude_categories=("Ll", "Lu", "Nd", "Pc", "Pd", "Po")), max_size=60),
@@ -131,7 +126,7 @@ def test_neither_a_parameter_nor_a_placeholder_is_the_name_of_a_value(text: str)
 
 
 def test_a_value_of_any_length_goes_to_its_end() -> None:
-    for length in (100, 5000, 50_000):
+    for length in (100, 5000):
         key = "".join(random.Random(1).choices("abcdefghijkmnpqrstuvwxyzABCDEFGH23456789+/", k=length))
         for text in (
             "client-key-data: {}",
@@ -163,7 +158,7 @@ def test_a_value_of_any_length_goes_to_its_end() -> None:
 )
 def test_any_input_takes_time_in_proportion_to_its_length(piece: str) -> None:
     """Four times the text may not take sixteen times as long, measured against the shorter one on any machine."""
-    short, long = ((piece * (size // len(piece))) for size in (MEGABYTE // 256, MEGABYTE // 64))
+    short, long = ((piece * (size // len(piece))) for size in (MEGABYTE // 512, MEGABYTE // 128))
     redaction.redact(short)  # compile
     spent = []
     for text in (short, long):
@@ -185,5 +180,5 @@ def test_a_rule_looks_a_bounded_way_around_each_of_its_anchors() -> None:
 
 
 def test_giant_harmless_text_is_left_alone() -> None:
-    text = "The quick brown fox jumps over the lazy dog. " * (2 * MEGABYTE // 45)
+    text = "The quick brown fox jumps over the lazy dog. " * (MEGABYTE // 45)
     assert redaction.redact(text) == (text, {})
