@@ -113,6 +113,7 @@ def test_a_frozen_rabbitmq_costs_a_bounded_time(rabbit, publisher, source):
     assert source.queue_length() >= 2  # the unconfirmed one may be there too
 
 
+@pytest.mark.slow
 def test_while_an_alarm_blocks_publishers_one_connection_waits_and_publishing_fails_at_once(rabbit, publisher, source):
     publisher.publish([publication("1")])
     rabbit.control("set_vm_memory_high_watermark", "0.0001")

@@ -193,6 +193,7 @@ def test_fresh_events_and_a_backlog_are_stored_and_events_of_both_reach_flower(b
     assert unacknowledged(rabbit) == {}
 
 
+@pytest.mark.slow
 def test_a_retry_waits_in_rabbitmq_and_holds_no_place_in_the_worker(bench, rabbit):
     bench.worker(MEMORY_RETRY_MAX_COUNTDOWN_S="2.9")  # less than half the visibility timeout; whole seconds are waited
     (bench.faults / "fail-find").touch()
@@ -210,6 +211,7 @@ def test_a_retry_waits_in_rabbitmq_and_holds_no_place_in_the_worker(bench, rabbi
     assert "retry:" in bench.logs().lower()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("queue", [message.QUEUE, message.BACKLOG_QUEUE])
 def test_the_later_look_comes_back_over_the_queue_of_its_delivery(bench, queue):
     bench.worker()
