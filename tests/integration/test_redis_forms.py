@@ -53,7 +53,7 @@ def served(form: str, directory: Path) -> Iterator[Served]:
         if form.startswith("sentinel"):
             _needs("redis-sentinel", "redis-server")
             group = stack.enter_context(
-                sentinel_group(directory, password=PASSWORD, sentinel_password=SENTINELS, tls=tls, sentinels=1)
+                sentinel_group(directory, password=PASSWORD, sentinel_password=SENTINELS, tls=tls, sentinels=2)
             )
             yield Served(url=group.url, group=group)
         elif form == "unix-user-db":
