@@ -8,6 +8,7 @@
            ────────────▶ journal   the host's own lines that are not settled yet
     as soon as recent and journal are there:
            ────────────▶ copies    what the store says of the facts among them
+           ────────────▶ marks     what it says ended of the host's own lines
     at the deadline, or when all are over: merge what there is
 
 Every part may fail, be late, or be shed because all threads are busy; the others' results still count, `partial` says
@@ -25,7 +26,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from producer import errors
-from producer.convergence.content import EPISODE, FACT, ID, TEXT
+from producer.convergence import marks
+from producer.convergence.content import EPISODE, FACT, ID, MARK, TEXT
 from producer.journal import segments
 from producer.recall import merging, ranking
 from producer.recall import where as recall_where
@@ -46,11 +48,13 @@ STORE_SLOTS = 16
 LOCAL_SLOTS = 8
 _OVERFETCH = 3  # duplicates, expired and superseded ones are dropped after the search
 _SCAN = 200  # newest records per label that are ranked here when the store has no search of its own
+_OF_LINE = ("lineKey", "sessionKey", "appendedAt")  # beside the event
 _FINISH_S = 0.01  # of the deadline, kept for merging
 _log = logging.getLogger(__name__)
 
 Tail = Callable[[str], Sequence[Mapping[str, Any]]]
-"""scopeKey -> bodies of that scope's lines that are not settled: {"event", "lineKey"?, "sessionKey"?} or {"order"}."""
+"""scopeKey -> bodies of that scope's lines that are not settled: {"event", "lineKey"?, "sessionKey"?} or {"order"}, and
+"appendedAt"."""
 
 
 class Embedder(Protocol):
@@ -174,7 +178,10 @@ class Recall:
         jobs: dict[str, Job | None] = {}
         if share:
             vector = _Once(lambda: self._embed(asked))
-            wheres = {EPISODE: recall_where.episodes(scope, session), FACT: recall_where.facts(scope, session)}
+            wheres = {
+                EPISODE: recall_where.episodes(scope, session),
+                FACT: recall_where.facts(scope, session, now=self._now()),
+            }
             for name, label in (("episodes", EPISODE), ("facts", FACT)):
                 jobs[name] = self._search_job(
                     scope, label, wheres[label], asked, vector, limit * _OVERFETCH, wait_until
@@ -192,8 +199,13 @@ class Recall:
         if told and share:
             where = recall_where.copies_of(scope, told)
             jobs["copies"] = self._searches.submit(lambda: self._store.find(FACT, where).records)
+        # While the store does not answer, threads are for what finds out that it does again.
+        if share == 1.0 and (asked_of := merging.keys_of(scope, found.journal)):
+            ending = {"what": {"$in": sorted(marks.ENDING)}, **recall_where.marks_on(scope, asked_of)}
+            jobs["marks"] = self._searches.submit(lambda: self._store.find(MARK, ending).records)
         found.hits = [*_result(jobs.get("episodes"), store_until), *_result(jobs.get("facts"), store_until)]
         found.copies = _result(jobs.get("copies"), store_until)
+        found.marks = _result(jobs.get("marks"), store_until)
         self._judge_store(jobs, share)
 
         memories = merging.merge(
@@ -201,7 +213,7 @@ class Recall:
             scope=scope,
             session=session,
             query=asked,
-            now=segments.iso_of_ms(int(self._clock() * 1000)),
+            now=self._now(),  # later than that of the searches
             limit=limit,
             max_chars=self._max_chars,
             skip_ids=skip_ids,
@@ -213,6 +225,9 @@ class Recall:
             sources=sources,
             took_ms=(time.monotonic() - started) * 1000,
         )
+
+    def _now(self) -> str:
+        return segments.iso_of_ms(int(self._clock() * 1000))
 
     # -- the store ----------------------------------------------------------------------------------------------------
 
@@ -345,7 +360,7 @@ def _of_bodies(bodies: Sequence[Mapping[str, Any]]) -> tuple[list[Record], list[
     for body in bodies:
         if isinstance(event := body.get("event"), Mapping):
             label = FACT if event.get("eventType") == "fact" else EPISODE
-            keys_of_line = {name: body[name] for name in ("lineKey", "sessionKey") if body.get(name)}
+            keys_of_line = {name: body[name] for name in _OF_LINE if body.get(name)}
             records.append(Record(id="", label=label, properties={**event, **keys_of_line}))
         elif isinstance(order := body.get("order"), Mapping):
             orders.append(order)

@@ -6,7 +6,9 @@ Whatever any of them tells about the end of a memory counts against all of them:
 - a copy that names a superseder or a retraction, or a fact of which the store has only inactive copies;
 - another result that names it as superseded, also one that is itself not recalled (of this conversation, say);
 - a later one on the same line (a fact of a single-valued kind, a later Stop of the same prompt);
-- an order in the journal that retracts or forgets it.
+- an order in the journal that retracts or forgets it, or a group it is in: settling that takes all that the store
+  holds of the group by then, so all of it is gone at once (`producer.recall.tail` sees to the journal's own lines);
+- of a line of the journal, a mark in the store on its id or on a group: another host may have forgotten it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from producer import errors, identity
+from producer.convergence import marks, ordered
 from producer.convergence.content import BY, EPISODE, FACT, ID, TEXT
 from producer.recall import ranking
 from producer.recall import where as recall_where
@@ -24,7 +27,7 @@ from producer.scope import Scope
 from producer.store import where as store_where
 from producer.store.port import Record
 
-__all__ = ["Found", "Memory", "merge"]
+__all__ = ["Found", "Memory", "keys_of", "merge"]
 
 _MAX_TEXT_UNITS = 6000  # a record of another adapter may hold more
 _SHOWN_CHARS = 2000  # of one memory, in the recalled block
@@ -52,13 +55,21 @@ class Memory:
 @dataclass(kw_only=True, slots=True)
 class Found:
     """What the searches brought, each as records. `copies`: what the store has of facts that others told of, or None
-    when it was not asked or did not answer. `orders`: bodies of order lines of the journal that are not settled yet."""
+    when it was not asked or did not answer. `marks`: what it has on `keys_of` the journal's. `orders`: bodies of order
+    lines of the journal that are not settled yet."""
 
     hits: Sequence[Record] = ()
     copies: Sequence[Record] | None = None
+    marks: Sequence[Record] = ()
     recent: Sequence[Record] = ()
     journal: Sequence[Record] = ()
     orders: Sequence[Mapping[str, Any]] = field(default_factory=list)
+
+
+def keys_of(scope: Scope, records: Iterable[Record]) -> set[str]:
+    """What marks may name these by: their ids and groups."""
+    named = [_named(record) for record in records if _is_ours(scope, record)]
+    return {key for one in named if one is not None for key in (one.id, *one.groups)}
 
 
 def merge(
@@ -78,7 +89,8 @@ def merge(
     ours = {name: [r for r in records if _is_ours(scope, r)] for name, records in sources.items()}
     copies = [r for r in found.copies or () if _is_ours(scope, r)]
     ended = _ended([*(r for records in ours.values() for r in records), *copies], copies)
-    ended |= _ordered_away(scope, found.orders)
+    ended |= _ordered_away(ours, found.orders)
+    ended |= _marked(ours["journal"], found.marks)
     allowed = {EPISODE: recall_where.episodes(scope, session), FACT: recall_where.facts(scope, session)}
     standing: dict[str, tuple[str, Record]] = {}
     for name, records in ours.items():  # the store last: its record of an id takes the place of the others
@@ -129,14 +141,32 @@ def _ended(seen: Sequence[Record], copies: Sequence[Record]) -> set[str]:
     return ended
 
 
-def _ordered_away(scope: Scope, orders: Iterable[Mapping[str, Any]]) -> set[str]:
+def _ordered_away(ours: Mapping[str, Sequence[Record]], bodies: Iterable[Mapping[str, Any]]) -> set[str]:
+    orders = [order for body in bodies if (order := ordered.of_body(body)) is not None]
     away = set()
-    for order in orders:
-        what, target, fields = order.get("what"), order.get("target"), order.get("scope")
-        ours = order.get("everywhere") is True or (isinstance(fields, Mapping) and recall_where.in_scope(scope, fields))
-        if ours and what in ("retract", "forget") and isinstance(target, str):
-            away.add(target)
+    for source, records in ours.items() if orders else ():
+        for record in records:
+            named = _named(record)
+            if named is None:
+                continue
+            # Lines that a group's order covers were left out by the tail; those that are here came after it.
+            if any(order.names(named) and (source != "journal" or order.key == named.id) for order in orders):
+                away.add(named.id)
     return away
+
+
+def _marked(lines: Iterable[Record], found: Sequence[Record]) -> set[str]:
+    ending = [order for mark in marks.read(found) if (order := ordered.of_mark(mark)) is not None]
+    away = set()
+    for line in lines if ending else ():
+        named = _named(line)
+        if named is not None and any(order.covers(named, str(line.get("appendedAt") or "")) for order in ending):
+            away.add(named.id)
+    return away
+
+
+def _named(record: Record) -> ordered.Named | None:
+    return ordered.named_of(record.label, record.properties)
 
 
 def _at(record: Record) -> str:

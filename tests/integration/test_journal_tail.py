@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from producer import errors, receipt
-from producer.journal import Journal
+from producer import errors, keys, receipt
+from producer.journal import Journal, segments
 from producer.recall import tail
 from producer.scope import Scope
 
@@ -118,3 +118,48 @@ def test_damage_is_passed_over_and_a_directory_that_is_gone_is_one_error(journal
         follow(ANN.key)
     (tmp_path / "elsewhere").rename(tmp_path / "journal")
     assert numbers(follow(ANN.key)) == [1, 2]
+
+
+def forget(journal: Journal, scope: Scope = ANN, at: str = "", **names: Any) -> Any:
+    order = {"what": "forget", "scope": scope.fields(), "at": at or segments.iso_of_ms(journal.now_ms()), "nonce": "n"}
+    if names.get("everywhere"):
+        del order["scope"]
+    return journal.append_order({**order, **names})
+
+
+GROUPS: dict[str, dict[str, Any]] = {
+    "session": {"session": keys.session_key(runtime="custom", external_session_id="s", scope=ANN)},
+    "participant": {"participant": "a" * 64},
+    "profile": {"agentId": "a", "profileId": "p"},
+}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_lines_of_a_group_leave_with_its_order_and_stay_away_when_that_is_settled_before_them(journal, group):
+    follow = tail.JournalTail(journal)
+    said = {"runtime": "custom", "externalSessionId": "s"}
+    journal.append_event({"eventId": "1" * 64, "n": 1, **said, **ANN.fields()})
+    append(journal, 2, BOB)
+    order = forget(journal, group=GROUPS[group])
+    assert [body for body in follow(ANN.key) if "event" in body] == []
+    assert numbers(follow(BOB.key)) == [2]
+    settle(journal, order)
+    assert follow(ANN.key) == [] and numbers(follow(BOB.key)) == [2]
+    assert tail.JournalTail(journal)(ANN.key) == []
+
+
+def test_what_was_appended_a_while_after_an_order_for_a_group_is_given(journal):
+    long_ago = segments.iso_of_ms(journal.now_ms() - 61_000)
+    forget(journal, at=long_ago, group=GROUPS["participant"])
+    append(journal, 1)
+    assert [body["event"]["n"] for body in tail.JournalTail(journal)(ANN.key) if "event" in body] == [1]
+
+
+def test_an_order_that_was_refused_hides_nothing_any_more(journal):
+    follow = tail.JournalTail(journal)
+    append(journal, 1)
+    append(journal, 2, BOB)
+    order = forget(journal, everywhere=True, group=GROUPS["profile"])
+    assert [body for body in (*follow(ANN.key), *follow(BOB.key)) if "event" in body] == []
+    settle(journal, order, receipt.State.DEAD)
+    assert numbers(follow(ANN.key)) == [1] and numbers(follow(BOB.key)) == [2]

@@ -341,6 +341,49 @@ def test_what_the_host_ordered_away_is_gone_before_the_order_is_settled(store):
     engine.close()
 
 
+@pytest.mark.parametrize(
+    "group",
+    [
+        {"session": keys.session_key(runtime="custom", external_session_id="old", scope=ANN)},
+        {"participant": ANN.participant_scope_hash},
+        {"agentId": "agent", "profileId": "default"},
+    ],
+    ids=["session", "participant", "profile"],
+)
+def test_a_group_that_is_ordered_away_is_gone_from_store_and_recent_writes_before_the_order_is_settled(
+    store, recent, group
+):
+    at = "2026-12-01T10:00:00.000Z"
+    gone, kept = episode("editor of ann"), episode("editor of bob", scope=scope_of("bob"))
+    put(store, gone, kept)
+    recent.put(ANN.key, entry(episode("editor said just now")))
+    order = {"what": "forget", "scope": ANN.fields(), "group": group, "at": at}
+    engine = Recall(store, recent, deadline_ms=LATER, tail=lambda key: [{"order": order}])
+    assert texts(engine.recall(ANN, "editor")) == []
+    assert texts(engine.recall(scope_of("bob"), "editor")) == ["editor of bob"]
+    engine.close()
+
+
+def test_a_line_that_another_host_had_forgotten_is_not_recalled_from_the_journal(store):
+    ours, retracted, later = episode("editor one"), fact("editor two"), episode("editor three")
+    group = keys.group_participant(ANN.participant_scope_hash)
+    for what, target in (("forgotten", group), ("retracted", retracted["factId"])):
+        mark = {"what": what, "target": target, "by": "b" * 64, "scopeKey": ANN.key, "at": "2026-12-01T10:00:00.000Z"}
+        store.upsert("MEMORY_MARK", [{"markKey": keys.mark_key(**said_of(mark)), **mark}], ["markKey"])
+    tail = [
+        {"event": ours, "appendedAt": "2026-12-01T10:01:00.000Z"},
+        {"event": retracted, "appendedAt": "2026-12-01T11:00:00.000Z"},
+        {"event": later, "appendedAt": "2026-12-01T11:00:00.000Z"},
+    ]
+    engine = Recall(store, deadline_ms=LATER, tail=lambda key: tail)
+    assert texts(engine.recall(ANN, "editor")) == ["editor three"]
+    engine.close()
+
+
+def said_of(mark: dict[str, str]) -> dict[str, str]:
+    return {{"scopeKey": "scope_key"}.get(name, name): value for name, value in mark.items()}
+
+
 def test_count_characters_and_query_are_bounded_and_ids_can_be_skipped(store, recall):
     events = [fact(f"editor note {number} " + "x" * 3000) for number in range(9)] + [fact("editor " + "y" * 20_000)]
     put(store, *events)
