@@ -1,4 +1,5 @@
-"""When a drainer asks workers about its dead lines: about all of them at its start, and every day.
+"""When a drainer asks workers about its dead lines: about all of them at its start, every day, and when an order of its
+own to forget was settled.
 
 A dead line may have been forgotten meanwhile, and a listing of dead letters that Redis lost is filled again. An
 unanswered question costs nothing: it is asked again the next day. One message a second, so that ten thousand of them
@@ -44,6 +45,10 @@ class Checks:
                 taken.append(entry)
                 length += entry.length
         return taken
+
+    def start_over(self) -> None:
+        """Now, and every day from now on."""
+        self._all_at_s = float("-inf")
 
     def put_back(self, taken: Iterable[Entry]) -> None:
         """They could not be asked about: they are the next ones."""

@@ -14,6 +14,7 @@ Its parts, each with its guarantees:
     producer.publishing       lines become messages
     producer.receipt_intake   receipts become lines of the journal
     producer.checks           when to ask about dead lines
+    producer.forgotten_lines  what a settled order to forget means for the lines that are here
 
 What stands here: the thread, the order of a round, roles, `flush`, compaction and the status. Guarantees, each with a
 test of its name:
@@ -40,6 +41,7 @@ from collections.abc import Callable, Iterable
 from producer import drainer, message, receipt_intake
 from producer.backoff import BackOff
 from producer.drainer import Role
+from producer.forgotten_lines import ForgottenLines
 from producer.journal import Journal, compaction, quarantine
 from producer.journal.index import Index
 from producer.pending import Pending
@@ -147,6 +149,7 @@ class Dispatcher:
             back_off=self._redis,
             monotonic=self._monotonic,
         )
+        self._forgotten = ForgottenLines(self.journal, self._index)
         self._has_looked = False
         self._starting_rounds_left = _STARTING_ROUNDS
         self._maintained_s = float("-inf")
@@ -258,6 +261,9 @@ class Dispatcher:
                 if not is_starting:
                     busy |= self._publishing.publish(now_s)
                 if role is Role.DRAINER:
+                    if self._forgotten.begin():
+                        self._publishing.ask_about_all_dead()
+                        self._maintained_s = float("-inf")
                     if not is_starting:
                         self._publishing.ask_about_dead(now_s)
                     self._maintain(now_s)
@@ -275,10 +281,12 @@ class Dispatcher:
         fresh, self._has_looked = self._has_looked, True
         for entry in changes.appeared:
             self._pending.appeared(entry, now_s, fresh=fresh)
+            self._forgotten.receipted(entry)
         new = set(changes.appeared)
         for entry in changes.receipted:
             if entry not in new:
                 self._pending.receipted(entry, now_s)
+                self._forgotten.receipted(entry)
         for entry in changes.vanished:
             self._pending.vanished(entry)
 
@@ -300,6 +308,7 @@ class Dispatcher:
         if now_s - self._maintained_s < _MAINTAIN_EVERY_S:
             return
         self._maintained_s = now_s
+        self._forgotten.sweep()
         compaction.heal_tails(self.journal, self._index)
         compaction.seal_finished(self.journal, self._index)
         done = compaction.compact(self.journal, self._index, now_s=now_s)

@@ -143,6 +143,10 @@ class Publishing:
         else:
             self._checks.put_back(taken)
 
+    def ask_about_all_dead(self) -> None:
+        """Ask about all of them again, from the next time on."""
+        self._checks.start_over()
+
     # Picking
 
     def _fits_fresh(self, events: int, length: int) -> bool:

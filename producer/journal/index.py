@@ -53,6 +53,7 @@ class Entry:
         "copies",
         "deaths",
         "hash",
+        "is_order",
         "last",
         "last_ms",
         "length",
@@ -71,6 +72,7 @@ class Entry:
         self.offset = 0
         self.length = 0
         self.appended_ms = 0
+        self.is_order = False
         self.copies = 0  # in how many places the line stands; 0: an orphan
         self.sent_ms = 0  # stamp of the last `sent`; 0: never
         self.sent_s = 0.0  # the same on our monotonic clock
@@ -284,6 +286,7 @@ class Index:
             entry = self._entry(bytes.fromhex(line.hash))
             entry.segment, entry.offset, entry.length, entry.appended_ms = view.name, offset, len(line.text), at_ms
             entry.copies += 1
+            entry.is_order = line.kind == "order"
             view.entries.append(entry)
             self._without_line.discard(entry.hash)
             if entry.copies == 1:

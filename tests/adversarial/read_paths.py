@@ -56,6 +56,10 @@ READ_PATHS: dict[tuple[str, str], ReadPath] = {
     ("producer.hosts.claude_code:_after_turn", "take_prompt"): ReadPath(
         what="the prompt of this session and prompt id, which its own hook saved", held_by="operator"
     ),
+    ("producer.forgotten_lines:ForgottenLines._covered", "scan_segment"): ReadPath(
+        what="lines of this host's journal that an order covers: they are given up, nothing is returned",
+        held_by="marks",
+    ),
     ("memory_tasks.checking:_marks", "find"): ReadPath(what="forgotten marks of dead lines", held_by="marks"),
     ("memory_tasks.shared_store:SharedStore.find", "find"): ReadPath(what="looks of deliveries", held_by="worker"),
     ("memory_tasks.shared_store:SharedStore._find", "find"): ReadPath(what="looks, joined", held_by="worker"),
