@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from producer import capture, counts, errors, keys, outcomes, refusals
 from producer import scope as scopes
+from producer.convergence.content import OBJECT_KEY
 from producer.journal import Journal, segments
 from producer.journal.line import Line
 from producer.outcomes import Durable, Outcome
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from producer.recall.history import History
     from producer.store.port import Store
 
-__all__ = ["AgentMemory", "ScopeGiven"]
+__all__ = ["AgentMemory", "ScopeGiven", "forget_group"]
 
 _COUNT_EVERY_S = 5.0
 _log = logging.getLogger(__name__)
@@ -157,7 +158,10 @@ class AgentMemory:
         provenance: str = "",
     ) -> Outcome:
         """A fact. `supersedes` names the fact (its id) that this one replaces. Of a kind that the settings call
-        single-valued a later fact about the same subject replaces an earlier one without naming it."""
+        single-valued a later fact about the same subject replaces an earlier one without naming it.
+
+        Without `valid_until` it holds as long as the settings say of its kind and scope, counted from `valid_from`: who
+        may capture one `source_event_id` twice names that time, or the second end makes it another content."""
 
         def write() -> Line:
             owner, runtime, _ = self._owner(scope)
@@ -179,6 +183,8 @@ class AgentMemory:
                 max_units=self.config.max_turn_units,
             )
             event = captured.event
+            if valid_until is None and (end := self._end_of(event)) is not None:
+                event["validUntil"] = end
             line_key = None
             if supersedes is None and event["kind"] in self.config.single_valued_kinds:
                 line_key = keys.line_key_of_subject(
@@ -189,12 +195,53 @@ class AgentMemory:
 
         return self._captured(write)
 
+    def _end_of(self, event: Mapping[str, Any]) -> str | None:
+        """When a fact of this kind and scope ends by the settings."""
+        return self.config.time_to_live.end_of(
+            kind=event["kind"],
+            agent_id=event["agentId"],
+            profile_id=event["profileId"],
+            valid_from=event["validFrom"],
+        )
+
     def retract(self, fact_id: str, *, scope: ScopeGiven | None = None) -> Outcome:
         """Order that a fact of this scope no longer holds. It stays for history and leaves recall."""
 
         def write() -> Line:
             owner, runtime, _ = self._owner(scope)
             order = capture.build_retract_order(scope=owner, runtime=runtime, target=fact_id, at=_now())
+            return self._opened_journal().append_order(order)
+
+        return self._captured(write)
+
+    def forget(
+        self,
+        target: str | None = None,
+        *,
+        session_id: str | None = None,
+        everything: bool = False,
+        entity_key: str | None = None,
+        label: str = "ENTITY",
+        runtime: str | None = None,
+        scope: ScopeGiven | None = None,
+    ) -> Outcome:
+        """Order to forget, within this scope: an eventId or factId, a conversation (of `runtime`, if not this host's),
+        everything, or all versions of a thing by its `entity_key` (`label` says what it is). Exactly one of them.
+
+        What it names leaves recall on this host at once, and everything else when the order is delivered: store, recent
+        writes, dead letters, and what other hosts still hold when they bring it. It never comes back."""
+
+        def write() -> Line:
+            owner, own_runtime, _ = self._owner(scope)
+            group = forget_group(
+                owner,
+                runtime=runtime or own_runtime,
+                session_id=session_id,
+                everything=everything,
+                entity_key=entity_key,
+                label=label,
+            )
+            order = capture.build_forget_order(scope=owner, runtime=own_runtime, at=_now(), target=target, group=group)
             return self._opened_journal().append_order(order)
 
         return self._captured(write)
@@ -569,6 +616,31 @@ class AgentMemory:
         if changes and not counts.add(self.config.journal_dir, self._host, changes, wait_s=0.0):
             with self._lock:
                 self._uncounted.update(changes)
+
+
+def forget_group(
+    owner: scopes.Scope,
+    *,
+    runtime: str,
+    session_id: str | None = None,
+    everything: bool = False,
+    entity_key: str | None = None,
+    label: str = "ENTITY",
+) -> dict[str, str] | None:
+    """The group of an order to forget; None when none is named. Raises `errors.ContractViolation` for more than one,
+    `errors.ScopeRefused` for a session id that names no conversation."""
+    groups = []
+    if session_id is not None:
+        groups.append({"session": Session.named(runtime, session_id).key(owner)})
+    if everything:
+        groups.append({"participant": owner.participant_scope_hash})
+    if entity_key is not None:
+        if label not in OBJECT_KEY:
+            raise errors.ContractViolation("is not ENTITY, TASK or ARTIFACT", field="label")
+        groups.append({OBJECT_KEY[label]: entity_key})
+    if len(groups) > 1:
+        raise errors.ContractViolation("names more than one group", field="group")
+    return groups[0] if groups else None
 
 
 class _LazyPublisher:

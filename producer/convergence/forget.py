@@ -33,8 +33,11 @@ __all__ = [
     "covering",
     "forget",
     "groups_of",
+    "holds",
+    "is_newer",
     "made_ms",
     "scope_of",
+    "sweeps",
     "target_of",
 ]
 
@@ -130,13 +133,18 @@ def forget(order_id: str, target: Target, at: str, *, margin_s: float) -> Steps[
         return
     (found,) = yield (Find(label=MARK, key="target", value=target.key),)
     marked_ms = min((made_ms(r.id) for r in found if r.get("by") == order_id), default=0)
-    sweeps: list[tuple[str, port.Where]] = [(label, target.where) for label in _held(target)]
-    if target.session_key and target.scope is not None:
-        # Other adapters' episodes carry no sessionKey: theirs is worked out from what they say.
-        sweeps.append((EPISODE, {**target.scope.fields(), "contentHash": {"$exists": False}}))
-    for label, where in sweeps:
+    for label, where in sweeps(target):
         yield from _sweep(label, where, target, mark, marked_ms, margin_s)
     yield from _clear_sessions(target)
+
+
+def sweeps(target: Target) -> list[tuple[str, port.Where]]:
+    """Where the records of a group are found, by label; `holds` says which of them are in it."""
+    found: list[tuple[str, port.Where]] = [(label, target.where) for label in _held(target)]
+    if target.session_key and target.scope is not None:
+        # Other adapters' episodes carry no sessionKey: theirs is worked out from what they say.
+        found.append((EPISODE, {**target.scope.fields(), "contentHash": {"$exists": False}}))
+    return found
 
 
 def _held(target: Target) -> tuple[str, ...]:
@@ -190,7 +198,7 @@ def _sweep(
         found: dict[tuple[str, str], None] = {}
         nameless: list[Request] = []
         for record in page.records:
-            if not _holds(target, record) or _is_newer(label, record, mark, marked_ms, margin_s):
+            if not holds(target, record) or is_newer(label, record, mark, marked_ms, margin_s):
                 kept += 1
                 continue
             id_, scope_key = record.get(content.id_name(label)), content.scope_of(record)
@@ -223,7 +231,7 @@ def _clear_sessions(target: Target) -> Steps[None]:
         skip += sum(record.id in left for record in page.records)
 
 
-def _holds(target: Target, record: port.Record) -> bool:
+def holds(target: Target, record: port.Record) -> bool:
     """Whether a record of a sweep is in the group: all are, but the other adapters' that a session's sweep finds."""
     if not target.session_key or record.get("sessionKey") == target.session_key:
         return True
@@ -233,7 +241,7 @@ def _holds(target: Target, record: port.Record) -> bool:
     return keys.session_key(runtime=runtime, external_session_id=external, scope=target.scope) == target.session_key
 
 
-def _is_newer(label: str, record: port.Record, mark: marks.Mark, marked_ms: int, margin_s: float) -> bool:
+def is_newer(label: str, record: port.Record, mark: marks.Mark, marked_ms: int, margin_s: float) -> bool:
     """Whether a record was made after the group's mark, so that its own delivery has looked at that mark."""
     taken_ms = made_ms(record.id)
     if not marked_ms or taken_ms <= marked_ms:
