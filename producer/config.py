@@ -20,7 +20,7 @@ from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from producer import errors, message, redis_url
+from producer import errors, expiry, message, redis_url
 from producer.hosts.hook_config import HookConfig
 
 __all__ = ["HookConfig", "ProducerConfig", "env_name", "is_local_url", "load", "state_dir"]
@@ -92,6 +92,11 @@ class ProducerConfig:
     )
     single_valued_kinds: tuple[str, ...] = _setting(
         (), "Fact kinds of which a later value replaces an earlier one (comma-separated)."
+    )
+    time_to_live: expiry.TimeToLive = _setting(
+        expiry.TimeToLive(),
+        "How long facts hold that name no end: `kind=30d`, `agentId/profileId:kind=12h`, `*` for any kind, `never`; "
+        "comma-separated, the most specific rule wins.",
     )
     recall_deadline_ms: int = _setting(300, "Budget of one recall, all searches together.", unit="ms")
     recall_limit: int = _setting(6, "Memories per recall.", unit="memories")
@@ -182,6 +187,8 @@ def _parse(name: str, text: str) -> Any:
                 number: float = int(text)
             case "float":
                 number = float(text)
+            case "expiry.TimeToLive":
+                return expiry.parse(text)
             case "tuple[str, ...]":
                 return tuple(part.strip() for part in text.split(",") if part.strip())
             case _:

@@ -61,11 +61,22 @@ def episodes(scope: Scope, session: Session | None) -> dict[str, Any]:
     return where
 
 
-def facts(scope: Scope, session: Session | None) -> dict[str, Any]:
-    """Active facts of this scope. `$ne` skips records that lack the field, and a fact may have no session."""
+def facts(scope: Scope, session: Session | None, *, now: str = "") -> dict[str, Any]:
+    """Active facts of this scope. `now`: none that has expired by then, as far as a store can tell; `merging` has the
+    last word.
+
+    `$ne` and `$gt` skip records that lack the field, and a fact may have no session and no end. Another adapter may
+    write times in another form, which is in no range: its facts pass here.
+    """
     where = within(scope, active=True)
+    either: list[list[dict[str, Any]]] = []
+    if now:
+        lasting = {"validUntil": {"$exists": False}}
+        either.append([lasting, {"validUntil": {"$gt": now}}, {"contentHash": {"$exists": False}}])
     if session is not None:
-        where["$or"] = [{"sessionKey": {"$exists": False}}, {"sessionKey": {"$ne": session.key(scope)}}]
+        either.append([{"sessionKey": {"$exists": False}}, {"sessionKey": {"$ne": session.key(scope)}}])
+    if either:
+        where["$and"] = [{"$or": parts} for parts in either]
     return where
 
 
