@@ -40,9 +40,10 @@ test: setup
 test-all: setup
 	$(BIN)/python -m pytest -m "not live" $(PYTEST_ARGS)
 
-# SEED=n, LONG=1 (the full sizes, hours), KILLS=n, SCENARIOS="F7 store" (beginnings of names).
+# SEED=n, LONG=1 (the full sizes, hours), KILLS=n, JOBS=n (at the same time), SCENARIOS="F7 store" (beginnings of names).
 test-faults: setup
-	$(BIN)/python -m tests.faults --seed $(or $(SEED),1) $(if $(LONG),--long) $(if $(KILLS),--kills $(KILLS)) $(SCENARIOS)
+	$(BIN)/python -m tests.faults --seed $(or $(SEED),1) $(if $(LONG),--long) $(if $(KILLS),--kills $(KILLS)) \
+		--jobs $(or $(JOBS),1) $(SCENARIOS)
 
 # MINUTES=30, SEED=n (a random one is taken and printed).
 soak: setup

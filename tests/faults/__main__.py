@@ -1,18 +1,17 @@
-"""Run scenarios and print their table: `python -m tests.faults [--seed N] [--long] [--kills N] [names…]`.
+"""Run scenarios and print their table: `python -m tests.faults [--seed N] [--long] [--kills N] [--jobs N] [names…]`.
 
-A name may be the beginning of one. Exit code 1 when anything was lost, doubled or otherwise not as it must be.
+A name may be the beginning of one. Scenarios wait more than they work: with `--jobs` some run at the same time, each in
+a process and a world of its own; their times then say little. What is not good then is run once more alone, and said.
+Exit code 1 when anything was lost, doubled or otherwise not as it must be.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-import time
-import traceback
 
-from tests.faults import table
-from tests.faults.scenarios import ALL, Scale, Scenario
-from tests.faults.table import Row
+from tests.faults import runner, table
+from tests.faults.scenarios import ALL, Scale
 
 
 def main() -> int:
@@ -21,6 +20,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--long", action="store_true", help="the full sizes; hours")
     parser.add_argument("--kills", type=int, default=0, help="of random kills, in place of the size's own number")
+    parser.add_argument("--jobs", type=int, default=1, help="so many scenarios at the same time")
     parser.add_argument("--list", action="store_true", help="only say what there is")
     options = parser.parse_args()
     chosen = [one for one in ALL.values() if not options.names or one.name.startswith(tuple(options.names))]
@@ -33,9 +33,9 @@ def main() -> int:
     scale = Scale(seed=options.seed, long=options.long, kills=options.kills)
     print(f"seed {scale.seed}\n{table.header()}", flush=True)
     rows = []
-    for one in chosen:
-        rows.append(_run(one, scale))
-        print(table.line(rows[-1]), flush=True)
+    for row in runner.rows([one.name for one in chosen], scale, options.jobs):
+        rows.append(row)
+        print(table.line(row), flush=True)
     bad = [row.scenario for row in rows if not row.good]
     events = sum(row.events for row in rows)
     print(
@@ -43,19 +43,6 @@ def main() -> int:
         f"{sum(row.doubled for row in rows)} duplicated" + (f"; not good: {', '.join(bad)}" if bad else "")
     )
     return 1 if bad else 0
-
-
-def _run(one: Scenario, scale: Scale) -> Row:
-    """Its row; a scenario that ends in an error is a problem of the table, not its end."""
-    began = time.monotonic()
-    try:
-        return one.run(scale)
-    except Exception as problem:  # noqa: BLE001 the edge of the table
-        traceback.print_exc()
-        words = f"{type(problem).__name__}: {str(problem)[:200]}"
-        return Row(
-            scenario=one.name, events=0, lost=0, doubled=0, dead=0, seconds=time.monotonic() - began, problems=(words,)
-        )
 
 
 if __name__ == "__main__":
