@@ -21,10 +21,17 @@ __all__ = ["KINDS", "redact", "unhidden"]
 
 KINDS = tuple(sorted({kind for rule in RULES for kind in rule.kinds}))
 
-# A rule, an anchor, and a sign that is rare in prose, or the text has no such anchor.
-_STEPS = tuple(
-    [(rule, anchor, anchor.strip("abcdefghijklmnopqrstuvwxyz ")[:1]) for rule in RULES for anchor in rule.anchors]
-)
+# A rule and one of its anchors, in the order they are asked. `_EXACT` and `_BY_SIGN` say at which steps an anchor is
+# asked for; those of `_BY_SIGN` stand under a sign that is rare in prose and without which there is no such anchor.
+_STEPS = [(rule, anchor) for rule in RULES for anchor in rule.anchors]
+_EXACT: dict[str, list[int]] = {}
+_BY_SIGN: dict[str, dict[str, list[int]]] = {"": {}}
+for _step, (_rule, _anchor) in enumerate(_STEPS):
+    _steps = (
+        _EXACT if _rule.exact else _BY_SIGN.setdefault(_anchor.strip("abcdefghijklmnopqrstuvwxyz ")[:1], {})
+    ).setdefault(_anchor, [])
+    _steps.append(_step)
+_ASCII_SIGNS = [sign for sign in _BY_SIGN if sign.isascii()]
 _MAX_PASSES = 16  # a placeholder may let another rule see more, rarely more than once
 _MARK = "[redacted:"
 _WORD = 12  # no token of a known form is shorter
@@ -65,23 +72,32 @@ def unhidden(text: str) -> str:
 
 def _settle(text: str, counts: dict[str, int]) -> str:
     for _ in range(_MAX_PASSES):
-        before = text
-        lowered = _lowered(text)
+        before, lowered = text, _lowered(text)
         dense = _long_words(text)
-        stands: dict[str, bool] = {}
-        for rule, anchor, sign in _STEPS:
-            if rule.exact:
-                if not dense or anchor not in dense:
-                    continue
-            elif not (stands.get(anchor) if anchor in stands else _note(stands, sign, anchor, lowered)):
-                continue
+        exact = [step for anchor, steps in _EXACT.items() if anchor in dense for step in steps] if dense else []
+        steps = _steps_of(lowered, exact)
+        while steps:
+            step = steps.pop()
+            rule, anchor = _STEPS[step]
             changed = _apply(rule, anchor, text, text if rule.exact else lowered, counts)
-            if changed is not text:
+            if changed is not text:  # a placeholder brings anchors of its own
                 text, lowered = changed, _lowered(changed)
-                stands = {}
+                steps = [later for later in _steps_of(lowered, exact) if later > step]
         if text == before:
             break
     return text
+
+
+def _steps_of(lowered: str, exact: list[int]) -> list[int]:
+    """The steps to take in a text, the first one last: these, and those whose anchors stand in it."""
+    found = exact.copy()
+    for sign in _ASCII_SIGNS if lowered.isascii() else _BY_SIGN:
+        if sign in lowered:
+            for anchor, steps in _BY_SIGN[sign].items():
+                if anchor in lowered:
+                    found += steps
+    found.sort(reverse=True)
+    return found
 
 
 def _long_words(text: str) -> str:
@@ -89,14 +105,6 @@ def _long_words(text: str) -> str:
     overlap, so that each shows the beginnings of all its words."""
     slices = (text[max(0, start - 64) : start + _SLICE] for start in range(0, len(text), _SLICE))
     return "\n".join([word for part in slices for word in part.split() if len(word) >= _WORD])
-
-
-def _note(stands: dict[str, bool], sign: str, anchor: str, lowered: str) -> bool:
-    """Whether the anchor stands in the text, noted. Its sign is looked for first: that is a tenth of the work."""
-    if sign and sign not in stands:
-        stands[sign] = sign in lowered
-    stands[anchor] = (not sign or stands[sign]) and anchor in lowered
-    return stands[anchor]
 
 
 def _apply(rule: Rule, anchor: str, text: str, searched: str, counts: dict[str, int]) -> str:
