@@ -16,8 +16,9 @@ from typing import Any
 import celery
 import redis
 from celery import bootsteps
+from kombu.exceptions import OperationalError
 
-from memory_tasks import consumer, events, eviction, ingest, settings, tasks
+from memory_tasks import consumer, events, eviction, expiry, expiry_turns, ingest, settings, tasks
 from memory_tasks import lease as lease_module
 from producer import broker, errors, message, rabbitmq, redis_client
 
@@ -38,9 +39,12 @@ def make_app(
     ingest_of: Callable[[], ingest.Ingest],
     *,
     lease: lease_module.Lease | None = None,
+    expiry_of: Callable[[], expiry.Expiry] | None = None,
+    turns: expiry_turns.Turns | None = None,
 ) -> celery.Celery:
-    """The app of these settings. `ingest_of` is called by the first task of a worker, never by Flower or a client.
-    `lease`: what its workers say of themselves to others on the same broker."""
+    """The app of these settings. `ingest_of` is called by the first task of a worker, never by Flower or a client, and
+    `expiry_of` by the first `memory.expire`. `lease`: what its workers say of themselves to others on the same broker.
+    `turns`: when they order that expired facts are removed."""
     app = celery.Celery("memory_tasks", events=events.CompleteEvents, set_as_current=False)
     app.conf.update(
         **_broker(given),
@@ -77,7 +81,13 @@ def make_app(
         app.memory_lease = lease
         app.memory_receipts = functools.partial(_receipts_of, given)
         app.steps["consumer"].add(_RefusesStrangers)
+    if turns is not None and turns.look_s > 0:
+        app.memory_turns = turns
+        app.memory_receipts = functools.partial(_receipts_of, given)
+        app.steps["consumer"].add(_TakesTurns)
     tasks.register(app, ingest_of, whole_countdowns=rabbitmq.is_rabbitmq(given.producer.broker_url))
+    if expiry_of is not None:
+        tasks.register_expiry(app, expiry_of)
     _mend_words()
     return app
 
@@ -173,6 +183,39 @@ class _RefusesStrangers(bootsteps.StartStopStep):
             tell(self._redis(consumer), consumer.hostname)
         except (redis.RedisError, OSError, AttributeError) as problem:  # AttributeError: kombu has closed it meanwhile
             logger.info("action=lease_not_told problem=%s; told again on the next connection", type(problem).__name__)
+
+
+class _TakesTurns(bootsteps.StartStopStep):
+    """Looks now and then whether it is this worker's turn to remove expired facts, and orders that when it is: as a
+    task, which any worker may take."""
+
+    requires = ("celery.worker.consumer.connection:Connection",)
+
+    def __init__(self, consumer: Any, **options: Any) -> None:
+        self._receipts: Any = None
+        super().__init__(consumer, **options)
+
+    def start(self, consumer: Any) -> None:
+        self._timer = consumer.timer.call_repeatedly(consumer.app.memory_turns.look_s, self._look, (consumer,))
+
+    def stop(self, consumer: Any) -> None:
+        timer, self._timer = getattr(self, "_timer", None), None
+        if timer is not None:
+            timer.cancel()
+
+    def _look(self, consumer: Any) -> None:
+        turns = consumer.app.memory_turns
+        if self._receipts is None:
+            self._receipts = consumer.app.memory_receipts()
+        try:
+            for tenant, key in turns.take(self._receipts, consumer.hostname):
+                try:
+                    tasks.order_expiry(consumer.app, tenant, key)
+                except (*consumer.connection_errors, *consumer.channel_errors, OperationalError) as problem:
+                    logger.warning("action=turn_given_back problem=%s; another look takes it", type(problem).__name__)
+                    turns.give_back(self._receipts, tenant)
+        except errors.RedisUnavailable:
+            logger.warning("action=turns_unknown; expired facts stay in the store until Redis answers")
 
 
 def _receipts_of(given: settings.Settings) -> redis.Redis:

@@ -25,7 +25,16 @@ from memory_tasks import agent as agent_module
 from memory_tasks import connect as connect_module
 from memory_tasks import demo as demo_module
 from memory_tasks import doctor as doctor_module
-from memory_tasks import embedded, fact_commands, operator_commands, supervisor, tenants, terminal
+from memory_tasks import (
+    embedded,
+    expire_command,
+    fact_commands,
+    forget_command,
+    operator_commands,
+    supervisor,
+    tenants,
+    terminal,
+)
 from memory_tasks import metrics as metrics_module
 from memory_tasks import status as status_module
 from memory_tasks.settings import Settings
@@ -361,6 +370,8 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 app.command()(operator_commands.replay)
+app.command("forget")(forget_command.forget_command)
+app.command()(expire_command.expire)
 
 
 @connect_app.command("claude-code")

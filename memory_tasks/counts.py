@@ -2,13 +2,13 @@
 
     memory:counts:<tenant>   hash, a number per field (below)
     memory:refused           hash, messages that no tenant answers for, by reason:
-                             unsigned, unknown_key, wrong_signature, malformed, no_journal
+                             unsigned, unknown_key, wrong_signature, malformed, no_journal, other_tenant
 
 Fields: `stored` (events, facts and orders, each at its first delivery), `duplicates` (further deliveries of these, see
 memory_tasks.firsts), `conflicts` (other content under an id), `forgotten`, `dead`, `dead:<code>`, `deferred`,
 `deferred:<code>`, `retried` (Celery retries), `looks` (later looks), `failed:<code>`, `deaths` (children that died over
 one event), `held` (not tried while the store was known to be away), `store_outages` (how often that began, by any
-worker), `checked` (dead lines asked about), `attempts:<n>` (lines that ended at attempt n, from 2), `cache_errors`,
+worker), `checked` (dead lines asked about), `expired` (facts removed after their time), `attempts:<n>` (lines that ended at attempt n, from 2), `cache_errors`,
 `damaged`, `last_stored_ms` (unix time of the last stored receipt, by the worker's clock) and `since_ms` (when the first
 of these counts was made: Redis forgot what was before). Codes are ours and few. Receipts, not these numbers, say what
 became of an event.

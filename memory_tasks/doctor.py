@@ -87,7 +87,7 @@ def _plain(value: Any) -> str:
     """As it would be written in the environment."""
     if value is None or value in ("", ()):
         return "empty"
-    return ",".join(value) if isinstance(value, tuple) else str(value)
+    return ",".join(value) if isinstance(value, tuple) else str(value) or "empty"
 
 
 def _revealed(value: Any) -> str:

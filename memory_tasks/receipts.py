@@ -13,6 +13,7 @@ Redis keys of the whole service, beside Celery's own:
     memory:dead:<tenant>, memory:dead:<tenant>:at   without a time to live; see memory_tasks.dead_letters
     memory:trouble:<tenant> and two beside it       expire; see memory_tasks.troubles
     memory:workers                                  expires; see memory_tasks.lease
+    memory:expiry:<tenant>                          expires; see memory_tasks.expiry_turns
 """
 
 from __future__ import annotations

@@ -130,6 +130,18 @@ class Settings(pydantic_settings.BaseSettings):
         unit="seconds",
         ge=0,
     )
+    expired_kept_s: float = _setting(
+        7 * 86_400.0,
+        "How long a fact stays in the store, for history only, once its validUntil has passed.",
+        unit="seconds",
+        ge=0,
+    )
+    expiry_every_s: float = _setting(
+        3600.0,
+        "How often one of the workers removes the facts whose time is over; 0: never by itself.",
+        unit="seconds",
+        ge=0,
+    )
     tenants_file: Path | None = _setting(
         None,
         "JSON list of the keys that workers accept (0600); without it the one key of this environment.",

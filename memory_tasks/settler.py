@@ -69,6 +69,10 @@ class Settler:
         store = self._parts[tenant].store.until(until)
         return checking.forgotten(store, asked, margin_s=self._forget_margin_s)
 
+    def store(self, tenant: str, *, until: float) -> port.Store:
+        """The tenant's store, for reading what is to be settled. No request is sent after `until`."""
+        return self._parts[tenant].store.until(until)
+
     def close(self) -> None:
         for parts in self._parts.values():
             parts.store.close()

@@ -1,4 +1,5 @@
-"""The one Celery task, `memory.ingest`: a shell around `ingest.Ingest`, and the only place where faults of ours end.
+"""The Celery tasks: `memory.ingest`, a shell around `ingest.Ingest`, and `memory.expire`, one around `expiry.Expiry`.
+The only place where faults of ours end.
 
 Retries are published with their signature and their masks anew: Celery's `retry` keeps neither. What Celery says of a
 message, in logs, events, `inspect` and Flower, never holds its arguments: `QuietRequest` knows their number only. Nor
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,10 +19,10 @@ from celery.exceptions import Reject
 from celery.worker import state
 from celery.worker.request import Request
 
-from memory_tasks import clock, ingest, verdicts
+from memory_tasks import clock, expiry, ingest, verdicts
 from producer import errors, message
 
-__all__ = ["QuietRequest", "register"]
+__all__ = ["QuietRequest", "order_expiry", "register", "register_expiry"]
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +82,39 @@ def register(
             _come_again(self, again, whole_countdowns=whole_countdowns)
 
     return memory_ingest
+
+
+def register_expiry(app: celery.Celery, expiry_of: Callable[[], expiry.Expiry]) -> None:
+    """Add `memory.expire` to this app. `expiry_of` gives what removes expired facts, once the worker runs."""
+
+    @app.task(
+        bind=True,
+        name=expiry.TASK_NAME,
+        Request=f"{__name__}:{QuietRequest.__name__}",
+        max_retries=None,
+        typing=False,
+    )
+    def memory_expire(self: celery.Task, /, *args: Any, **arguments: Any) -> None:
+        given = {"": args, **arguments} if args else arguments
+        headers = vars(self.request)
+        try:
+            expiry_of().receive(given, headers, received_s=headers[RECEIVED])
+        except Exception as fault:  # noqa: BLE001 (the edge of the process: nothing is lost, another turn comes)
+            logger.error("action=fault task=expire kind=%s at=%s", type(fault).__name__, _place_of(fault))
+
+
+def order_expiry(app: celery.Celery, tenant: str, key: message.Key) -> None:
+    """Publish the order to remove what has expired of this tenant, beside the backlog: it holds up no fresh event.
+    Raises kombu's `OperationalError`."""
+    arguments = expiry.arguments(tenant, at_ms=int(time.time() * 1000))
+    app.send_task(
+        expiry.TASK_NAME,
+        args=(),
+        kwargs=arguments,
+        headers=message.sign(arguments, key),
+        queue=message.BACKLOG_QUEUE,
+        **message.masks(0),
+    )
 
 
 def _receive(

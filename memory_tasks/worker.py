@@ -8,6 +8,8 @@ from typing import Any
 from memory_tasks import (
     breaker,
     children,
+    expiry,
+    expiry_turns,
     handling,
     ingest,
     lease,
@@ -44,6 +46,7 @@ class Worker:
         self._tenants = tenants.Tenants.load(given.producer, given.tenants_file)
         self._guard = threading.Lock()
         self._ingest: ingest.Ingest | None = None
+        self._expiry: expiry.Expiry | None = None
         self._settler: settler.Settler | None = None
         self._children: children.Children | None = None
         self._redis: Any = None
@@ -55,9 +58,24 @@ class Worker:
                 self._ingest = self._make()
             return self._ingest
 
+    def expirer(self) -> expiry.Expiry:
+        """What removes expired facts in this process."""
+        with self._guard:
+            if self._expiry is None:
+                if self._ingest is None:
+                    self._ingest = self._make()
+                self._expiry = self._make_expiry()
+            return self._expiry
+
     def make_lease(self) -> lease.Lease:
         """What this worker has to say of itself to others on the same broker."""
         return lease.Lease.of(self._tenants.keys(), visibility_timeout_s=self._given.visibility_timeout_s)
+
+    def make_turns(self) -> expiry_turns.Turns:
+        """When workers order that expired facts are removed, and whose keys sign that."""
+        accepted = self._tenants.keys()
+        keys = {self._tenants.tenant_of(key.id): key for key in accepted}
+        return expiry_turns.Turns(keys=keys, every_s=self._given.expiry_every_s)
 
     def close(self) -> None:
         with self._guard:
@@ -66,7 +84,18 @@ class Worker:
             if self._settler is not None:
                 self._settler.close()
                 self._redis.close()
-            self._ingest = self._settler = self._children = self._redis = None
+            self._ingest = self._expiry = self._settler = self._children = self._redis = None
+
+    def _make_expiry(self) -> expiry.Expiry:
+        assert self._settler is not None
+        return expiry.Expiry(
+            tenants=self._tenants,
+            settler=self._settler,
+            client=self._redis,
+            turns=self.make_turns(),
+            kept_s=self._given.expired_kept_s,
+            visibility_timeout_s=self._given.visibility_timeout_s,
+        )
 
     def _make(self) -> ingest.Ingest:
         given = self._given

@@ -19,7 +19,13 @@ __all__ = ["app"]
 
 _settings = settings.Settings.load(os.environ)
 _worker = worker_module.Worker(_settings)
-app = app_module.make_app(_settings, _worker.handler, lease=_worker.make_lease())
+app = app_module.make_app(
+    _settings,
+    _worker.handler,
+    lease=_worker.make_lease(),
+    expiry_of=_worker.expirer,
+    turns=_worker.make_turns(),
+)
 
 
 @signals.worker_shutdown.connect(weak=False)

@@ -13,7 +13,13 @@ from tests.integration import faulty_store
 
 _settings = settings.Settings.load(os.environ)
 _worker = worker.Worker(_settings, open_store=faulty_store.open_store, child_module="tests.integration.faulty_child")
-app = app_module.make_app(_settings, _worker.handler, lease=_worker.make_lease())
+app = app_module.make_app(
+    _settings,
+    _worker.handler,
+    lease=_worker.make_lease(),
+    expiry_of=_worker.expirer,
+    turns=_worker.make_turns(),
+)
 
 
 @signals.worker_shutdown.connect(weak=False)
