@@ -355,7 +355,10 @@ class Index:
                     return
 
     def _drop_orphans(self) -> None:
-        """Forget what is said of lines that are nowhere; one that is being appended gets until the next poll."""
+        """Forget what is said of lines that are nowhere; one that is being appended gets until the next poll. A line
+        that the disk does not give now is somewhere."""
+        if self._last_failed:
+            return
         for hash_ in self._orphans & self._without_line:
             del self.entries[hash_]
         self._without_line -= self._orphans

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import time
 from collections.abc import Callable
@@ -203,6 +204,33 @@ def test_a_segment_that_cannot_be_read_now_is_read_later() -> None:
         index.poll()
         assert index.complete
         assert len(index.entries) == 1
+
+
+def test_what_is_said_of_a_line_is_kept_while_the_segment_of_the_line_cannot_be_read() -> None:
+    """Else a dead line would come back as a fresh one, sure and without its deaths, when the disk gives it again."""
+    fs = CrashingFileSystem()
+    with open_journal(fs) as journal:
+        line = journal.append_event(event(1))
+        seal_all(journal)
+        (first,) = journal.segment_names()
+        journal.append_sent([line])
+        journal.append_receipts([receipt_of(line, State.DEAD, deaths=3)])
+        read = fs.open_to_read
+
+        def refuse_first(path: str) -> int:
+            if path.endswith(first):
+                raise OSError(errno.EIO, "read")
+            return read(path)
+
+        index = Index(journal)
+        fs.open_to_read = refuse_first  # type: ignore[method-assign]
+        for _ in range(4):
+            index.poll()
+        fs.open_to_read = read  # type: ignore[method-assign]
+        index.poll()
+        (entry,) = index.entries.values()
+        assert (entry.state, entry.deaths, entry.copies) == (State.DEAD, 3, 1)
+        assert entry.sent_ms
 
 
 def test_a_file_that_got_shorter_makes_the_index_start_over() -> None:
