@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pytest
 
 from producer import message, receipt
-from producer.dispatcher import Dispatcher
+from producer.dispatcher import Dispatcher, Publication
 from producer.journal import line as lines
 from producer.journal.directory import ID_FILE
 from producer.receipt import Receipt, State
@@ -124,6 +125,54 @@ def test_when_receipts_fell_off_the_list_their_lines_are_published_again_and_no_
     host.rounds(2, every_s=301)
     assert set(host.broker.ids()) == {line.id for line in (*captured[:5], *captured[12:])}
     assert all(item["unsure"] for item in host.broker.items())
+
+
+# Lines in flight that cannot be published again
+
+
+def test_a_line_in_flight_that_the_disk_does_not_give_keeps_no_round_busy_and_comes_again_when_it_does() -> None:
+    host = Host()
+    host.rounds(1)
+    (line,) = host.capture(1)
+    host.rounds()
+    host.broker.take()
+    read = host.fs.open_to_read
+
+    def refuse(path: str) -> int:
+        raise OSError(errno.EIO, "read")
+
+    host.fs.open_to_read = refuse  # type: ignore[method-assign]
+    host.clock.advance(301)
+    assert [host.dispatcher.run_once() for _ in range(5)][1:] == [False] * 4
+    host.fs.open_to_read = read  # type: ignore[method-assign]
+    host.rounds(2, every_s=10)
+    assert host.broker.ids() == [line.id]
+    assert host.broker.items()[0]["unsure"]
+    host.receipt(line)
+    host.rounds()
+    assert host.dispatcher.status().pending == 0
+    host.dispatcher.close()
+
+
+def test_a_line_in_flight_that_brings_out_a_bug_is_tried_now_and_then_and_not_on_and_on() -> None:
+    host = Host()
+    host.rounds(1)
+    (line,) = host.capture(1)
+    host.rounds()
+    publish = host.broker.publish
+
+    def allergic(publications: Sequence[Publication]) -> None:
+        raise ZeroDivisionError
+
+    host.broker.publish = allergic  # type: ignore[method-assign]
+    host.clock.advance(301)
+    host.rounds(20)
+    assert host.dispatcher.status().failed_rounds == 1
+    host.broker.publish = publish  # type: ignore[method-assign]
+    host.broker.take()
+    host.rounds(2, every_s=31)
+    assert host.broker.ids() == [line.id]
+    host.dispatcher.close()
 
 
 # Clocks
