@@ -53,10 +53,11 @@ class _Claim:
         return self._descriptor is not None
 
     def beat(self, now_s: float) -> None:
-        """Call it in every round. The claim is lost where the directory was cleared: another may hold a new file."""
+        """Call it in every round. The claim is lost where the directory was cleared or moved away: another
+        may hold the file that stands there now."""
         if self._descriptor is None or now_s - self._beaten_s < BEAT_EVERY_S:
             return
-        if self._fs.size_and_links(self._descriptor)[1] == 0:
+        if not self._fs.stands_at(self._descriptor, self._path):
             self.drop()
             return
         self._fs.touch(self._descriptor)
@@ -73,11 +74,14 @@ class _Claim:
                 descriptor = self._fs.create(self._path)
             except FileExistsError:
                 descriptor = self._fs.open(self._path)
-        if self._fs.try_lock(descriptor):
-            self._descriptor, self._beaten_s = descriptor, now_s
-            self._fs.touch(descriptor)
-            return True
-        self._fs.close(descriptor)
+        try:
+            if self._fs.try_lock(descriptor):
+                self._descriptor, self._beaten_s = descriptor, now_s
+                self._fs.touch(descriptor)
+                return True
+        finally:
+            if self._descriptor is None:
+                self._fs.close(descriptor)
         return False
 
     def is_silent(self, now_s: float) -> bool:

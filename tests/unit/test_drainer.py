@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 from producer.drainer import SILENT_AFTER_S, DrainerLock, Role
 from producer.journal.filesystem import REAL
+from tests.unit.journal.crashing_filesystem import CrashingFileSystem
 
 
 def test_one_drains_and_the_next_takes_over_when_it_is_gone(tmp_path: Path) -> None:
@@ -74,6 +76,37 @@ def test_a_drainer_whose_directory_was_cleared_claims_it_anew(tmp_path: Path) ->
     assert second.role(1) is Role.DRAINER
     assert first.role(10) is Role.NONE
     second.drop()
+
+
+def test_a_drainer_whose_directory_was_moved_away_does_not_drain_the_one_that_came_in_its_place(tmp_path: Path) -> None:
+    directory = tmp_path / "journal"
+    directory.mkdir()
+    first, second = DrainerLock(REAL, str(directory)), DrainerLock(REAL, str(directory))
+    assert first.role(0) is Role.DRAINER
+    directory.rename(tmp_path / "moved")
+    directory.mkdir()
+    assert second.role(1) is Role.DRAINER
+    assert first.role(10) is Role.NONE
+    second.drop()
+    assert first.role(12) is Role.DRAINER
+    first.drop()
+
+
+def test_a_disk_that_fails_to_lock_costs_no_descriptors() -> None:
+    fs = CrashingFileSystem()
+    fs.make_directory("/state")
+    lock = DrainerLock(fs, "/state")
+    assert lock.role(0) is Role.DRAINER
+    lock.drop()
+    open_before = len(fs.open_files)
+    fs.try_lock = _no_locks  # type: ignore[method-assign]
+    for second in range(2, 100, 2):
+        assert lock.role(second) is Role.NONE
+    assert len(fs.open_files) == open_before
+
+
+def _no_locks(descriptor: int) -> bool:
+    raise OSError(errno.ENOLCK, "no locks")
 
 
 def test_a_forked_child_neither_drains_nor_keeps_the_lock(tmp_path: Path) -> None:
