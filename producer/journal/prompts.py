@@ -13,11 +13,11 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from producer.journal.filesystem import REAL
 
-__all__ = ["MAX_AGE_S", "MAX_FILES", "save_prompt", "take_prompt"]
+__all__ = ["MAX_AGE_S", "MAX_FILES", "kept", "remove_prompts", "save_prompt", "take_prompt"]
 
 MAX_AGE_S = 86_400
 MAX_FILES = 1000
@@ -69,6 +69,24 @@ def take_prompt(
         return None
     finally:
         os.close(descriptor)
+
+
+def remove_prompts(directory: str | os.PathLike[str], ids: Iterable[tuple[str, str]]) -> None:
+    """Remove the prompts saved under these pairs of session id and prompt id. Raises `OSError`."""
+    for session_id, prompt_id in ids:
+        try:
+            os.unlink(f"{os.fspath(directory)}/prompts/{_name(session_id, prompt_id)}")  # noqa: PTH108
+        except FileNotFoundError:
+            continue
+
+
+def kept(directory: str | os.PathLike[str]) -> list[float]:
+    """When each prompt that is there was saved, as unix seconds."""
+    try:
+        with os.scandir(f"{os.fspath(directory)}/prompts") as entries:
+            return [entry.stat(follow_symlinks=False).st_mtime for entry in entries]
+    except FileNotFoundError:
+        return []
 
 
 def _make_folder(folder: str) -> None:

@@ -60,6 +60,17 @@ READ_PATHS: dict[tuple[str, str], ReadPath] = {
         what="lines of this host's journal that an order covers: they are given up, nothing is returned",
         held_by="marks",
     ),
+    ("memory_tasks.forget_survey:survey", "find"): ReadPath(
+        what="how many SESSIONs an order to forget names", held_by="operator"
+    ),
+    ("memory_tasks.forget_survey:_pages", "find"): ReadPath(
+        what="what an order to forget names: of a scope by the order's own where, everywhere for operators; ids and times, "
+        "texts with `forget --content` only",
+        held_by="operator",
+    ),
+    ("memory_tasks.forget_survey:Here._covered", "scan"): ReadPath(
+        what="the same of this host's journal", held_by="operator"
+    ),
     ("memory_tasks.checking:_marks", "find"): ReadPath(what="forgotten marks of dead lines", held_by="marks"),
     ("memory_tasks.expiry:Expiry.look", "find"): ReadPath(what="expired facts, for `--dry-run`", held_by="operator"),
     ("memory_tasks.expiry:Expiry._removed", "find"): ReadPath(what="expired facts, to remove them", held_by="worker"),
