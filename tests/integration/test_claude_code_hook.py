@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ from producer.scope import Scope
 from tests.integration.test_agent import running
 from tests.redis_server import RedisServer, redis_server
 
-LIMIT_S = 3.0  # ten times the benchmark's 300 ms
+CPU_LIMIT_S = 3.0  # ten times the benchmark's 300 ms; of CPU time, which other work on the machine does not stretch
 SCOPE = Scope(
     agent_id="claude-code",
     profile_id="default",
@@ -71,10 +71,10 @@ class Host:
         }
         self.config_path.write_text(json.dumps({**value, **changed}))
 
-    def fire(self, stdin: bytes | Mapping[str, Any], *, limit_s: float = LIMIT_S) -> bytes:
-        """Run the hook; its stdout. It must be silent on stderr, exit 0 and be quick."""
+    def fire(self, stdin: bytes | Mapping[str, Any]) -> bytes:
+        """Run the hook; its stdout. It must be silent on stderr, exit 0 and cost little."""
         data = stdin if isinstance(stdin, bytes) else json.dumps(stdin).encode()
-        started = time.monotonic()
+        before = cpu_of_children_s()
         done = subprocess.run(
             ["/bin/sh", "-c", self.limit + claude_code.command(self.config_path)],
             input=data,
@@ -82,7 +82,7 @@ class Host:
             env={"PATH": os.environ["PATH"], "HOME": str(self.directory), **self.environment},
             timeout=60,
         )
-        assert time.monotonic() - started < limit_s
+        assert cpu_of_children_s() - before < CPU_LIMIT_S
         assert done.returncode == 0 and done.stderr == b""
         return done.stdout
 
@@ -114,6 +114,11 @@ class Host:
 
     def counted(self) -> dict[str, int]:
         return counts.read(self.journal_dir).get("claude-code", {})
+
+
+def cpu_of_children_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 @pytest.fixture
@@ -530,16 +535,16 @@ def test_twenty_megabytes_on_stdin_and_a_giant_transcript_are_quick_and_small(ho
     stdin.write_text(json.dumps(given, ensure_ascii=False))  # as Claude Code writes JSON
     # The peak of a child begins at the size of the process that forks it: a small one does.
     script = """
-import resource, subprocess, sys, time
-started = time.monotonic()
+import resource, subprocess, sys
 with open(sys.argv[2], "rb") as stdin:
     subprocess.run(["/bin/sh", "-c", sys.argv[1]], stdin=stdin, check=True)
-print(time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(usage.ru_utime + usage.ru_stime, usage.ru_maxrss)
 """
     command = [sys.executable, "-c", script, claude_code.command(host.config_path), str(stdin)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     seconds, peak_kib = map(float, done.stdout.split())
-    assert seconds < LIMIT_S and peak_kib < 150 * 1024
+    assert seconds < CPU_LIMIT_S and peak_kib < 150 * 1024
     (line,) = host.events()
     event = line.body["event"]
     assert event["observedAt"] == "2026-12-01T10:00:00.000Z"
@@ -553,8 +558,8 @@ print(time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN).r
 def test_bad_text_is_captured_as_text_session_and_prompt(host, bad):
     host.submit(f"say {bad}", session=f"s{bad}"[:200], prompt_id=f"p{bad}"[:200])
     host.stop(f"said {bad}", session=f"s{bad}"[:200], prompt_id=f"p{bad}"[:200])
-    if "\x00" in bad or "\u2028" in bad:
-        assert len(host.events()) <= 1  # a control character in an id is refused, and never an error
+    if "\x00" in bad:  # a control character in an id is refused, and never an error
+        assert host.events() == [] and host.counted()["refused.control_character"] == 1
     else:
         assert len(host.events()) == 1
 
