@@ -15,7 +15,6 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from memory_tasks import forget_survey, forgetting, terminal, waits
 from memory_tasks.forget_survey import Here, Survey, Target
@@ -257,8 +256,9 @@ def _counts(targets: list[Target], found: Survey) -> dict[str, int]:
 
 def _show_targets(targets: list[Target], found: Survey, *, content: bool) -> None:
     for target in targets[:_SHOWN]:
-        text = f"  {terminal.shown(target.text)}" if content else ""
-        _out.print(f"{target.place}  {target.label} {target.id}  {terminal.shown(target.at)}{text}")
+        _out.print(f"{target.place:<14} {target.label:<11} {target.id}  {terminal.shown(target.at)}")
+        if content and target.text:
+            _out.print("    " + terminal.shown(target.text).replace("\n", "\n    "))
     if len(targets) > _SHOWN:
         _out.print(f"and {len(targets) - _SHOWN} more")
     _out.print(", ".join(f"{name} {number}" for name, number in _counts(targets, found).items()))
@@ -288,15 +288,12 @@ def _show(report: Mapping[str, Any], wait_s: float) -> None:
         _err.print(
             "it is durable and is delivered as soon as a worker answers; on this host its targets are not recalled"
         )
-        return
-    table = Table(title=f"forgotten by order {order_id[:16]}, settled {report['settledAt']}", title_justify="left")
-    for name, justify in (("place", "left"), ("state", "left"), ("left", "right"), ("note", "left")):
-        table.add_column(name, justify=justify)  # type: ignore[arg-type]
-    for row in report["places"]:
+    _out.print(f"order {order_id}, " + (f"settled {report['settledAt']}" if report["settledAt"] else "not settled"))
+    for row in report["places"]:  # a line each, whole whatever the terminal's width
         until = f" {row['until']}" if row["until"] else ""
-        count = "?" if row["count"] is None else str(row["count"])
-        table.add_row(row["place"], row["state"].replace("_", " ") + until, count, row["detail"])
-    _out.print(table)
+        count = "" if row["count"] is None else f"  left {row['count']}"
+        note = f"  ({row['detail']})" if row["detail"] else ""
+        _out.print(f"{row['place']:<20} {row['state'].replace('_', ' ')}{until}{count}{note}")
 
 
 def _now() -> str:
