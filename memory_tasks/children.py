@@ -17,6 +17,7 @@ started the child, and threads of a task pool come and go.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -188,7 +189,8 @@ class Children:
             self._closed = True
             keeper = self._keeper
             for child in self._busy:
-                child.socket.shutdown(socket.SHUT_RDWR)
+                with contextlib.suppress(OSError):  # it hung, and is being killed just now
+                    child.socket.shutdown(socket.SHUT_RDWR)
             self._changed.notify_all()
         if keeper is not None:
             keeper.join()

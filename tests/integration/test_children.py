@@ -221,6 +221,28 @@ def test_closing_ends_idle_and_busy_children_and_blames_nobody(bench_of):
         bench.pool.ask({}, until=clock.now_s() + 1)
 
 
+def test_closing_while_a_hung_child_is_being_killed_ends_all_the_same(bench_of, monkeypatch):
+    bench = bench_of()
+    event = make.episode()
+    bench.fault("hang", event)
+    killed = threading.Event()
+    kill = children._Child.kill
+
+    def kill_slowly(child: children._Child) -> int:
+        code = kill(child)
+        killed.set()
+        wait_for(lambda: bench.pool._closed)
+        return code
+
+    monkeypatch.setattr(children._Child, "kill", kill_slowly)
+    thread = threading.Thread(target=lambda: bench.handle(*items_of([event]), for_s=1.0))
+    thread.start()
+    assert killed.wait(DEADLINE_S)
+    bench.pool.close()
+    thread.join()
+    assert children_of(os.getpid()) == []
+
+
 def test_signals_to_a_group_of_processes_pass_a_child_by(bench_of):
     bench = bench_of()
     bench.handle(*items_of([make.episode(1)]))
