@@ -151,7 +151,7 @@ class Pending:
             self.waiting.add(entry, first=True)
 
     def put_off(self, entry: Entry, until_s: float) -> None:
-        """It cannot be published before then. One that was in flight, and due again, no longer is: it would be due again
-        in every round."""
+        """It cannot be published before then. One that was in flight, and due again, leaves the window: else it would
+        be due in every round."""
         self.window.remove(entry, receipted=False)
         self.waiting.put_off(entry, until_s)
