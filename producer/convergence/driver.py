@@ -48,9 +48,13 @@ class BoundedStore(port.Store, Protocol):
 class RecentWrites(Protocol):
     """The recent-write cache. May raise `errors.RedisUnavailable`, which is counted and ignored."""
 
-    def put(self, scope_key: str, entry: Mapping[str, Any]) -> None: ...
+    def put_all(self, entries: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        """Add these, by scope key."""
+        ...
 
-    def drop(self, scope_key: str, ids: Iterable[str]) -> None: ...
+    def drop_all(self, entries: Sequence[tuple[str, str]]) -> None:
+        """Remove these scope keys' ids."""
+        ...
 
 
 class Embedder(Protocol):
@@ -357,10 +361,13 @@ class _Rounds:
     # recent writes
 
     def _put(self, asks: list[_Ask]) -> None:
-        for ask in asks:
-            if self._recent is not None and ask.run.result is None:
-                ask.run.put.add((ask.request.scope_key, ask.request.entry["id"]))
-                self._cached([ask], partial(self._recent.put, ask.request.scope_key, ask.request.entry))
+        live = [ask for ask in asks if ask.run.result is None]
+        if self._recent is None or not live:
+            return
+        for ask in live:
+            ask.run.put.add((ask.request.scope_key, ask.request.entry["id"]))
+        entries = [(ask.request.scope_key, ask.request.entry) for ask in live]
+        self._cached(live, partial(self._recent.put_all, entries))
 
     def take_back(self, runs: Sequence[_Run]) -> None:
         """Drop what runs that failed had put into the recent writes: no last look has confirmed it."""
@@ -370,10 +377,10 @@ class _Rounds:
         self._drop(asks)
 
     def _drop(self, asks: list[_Ask]) -> None:
-        for scope_key, same in _grouped(asks, lambda a: a.request.scope_key).items():
-            if self._recent is not None:
-                ids = sorted({ask.request.id for ask in same})
-                self._cached(same, partial(self._recent.drop, scope_key, ids))
+        if self._recent is None or not asks:
+            return
+        entries = sorted({(ask.request.scope_key, ask.request.id) for ask in asks})
+        self._cached(asks, partial(self._recent.drop_all, entries))
 
     def _cached(self, asks: Sequence[_Ask], call: Callable[[], None]) -> None:
         try:

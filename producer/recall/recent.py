@@ -20,7 +20,7 @@ import hashlib
 import hmac
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from producer import errors
@@ -33,14 +33,17 @@ _MEMORY_CHECK_S = 5.0
 _SIGNATURE_LENGTH = 64
 _NOT_SHOWN = frozenset({"userText", "assistantText"})
 
-# Add one entry and drop what is over a bound, oldest first, in one step: KEYS the scope's hash; ARGV id, value, `at`,
-# life in ms, entries, bytes. A value carries its `at` behind the signature, so that no second structure can disagree.
+# Add entries and drop what is over a bound, oldest first, in one step: KEYS the scope's hash; ARGV now, life in ms,
+# entries, bytes, then id and value of each. A value carries its `at` behind the signature, so that no second structure
+# can disagree.
 _PUT = """
-redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])
+for i = 5, #ARGV, 2 do
+  redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1])
+end
 local all, kept, bytes = redis.call('HGETALL', KEYS[1]), {}, 0
 for i = 1, #all, 2 do
   local at = tonumber(string.match(string.sub(all[i + 1], 65), '^{"at":(%d+),')) or 0
-  if at + tonumber(ARGV[4]) < tonumber(ARGV[3]) then
+  if at + tonumber(ARGV[2]) < tonumber(ARGV[1]) then
     redis.call('HDEL', KEYS[1], all[i])
   else
     bytes = bytes + #all[i + 1]
@@ -49,12 +52,12 @@ for i = 1, #all, 2 do
 end
 table.sort(kept, function(a, b) if a[1] == b[1] then return a[2] < b[2] end return a[1] < b[1] end)
 local first = 1
-while first <= #kept and (#kept - first + 1 > tonumber(ARGV[5]) or bytes > tonumber(ARGV[6])) do
+while first <= #kept and (#kept - first + 1 > tonumber(ARGV[3]) or bytes > tonumber(ARGV[4])) do
   redis.call('HDEL', KEYS[1], kept[first][2])
   bytes = bytes - kept[first][3]
   first = first + 1
 end
-redis.call('PEXPIRE', KEYS[1], ARGV[4])
+redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return #kept - first + 1
 """
 
@@ -94,24 +97,39 @@ class RecentWrites:
         self.refused_entries = 0  # values without a valid signature, seen by `read`
 
     def put(self, scope_key: str, entry: Mapping[str, Any]) -> None:
-        """Add or replace the entry with this id. One over the byte bound is not kept."""
-        record = {name: value for name, value in entry["record"].items() if name not in _NOT_SHOWN}
-        kept = {"id": entry["id"], "label": entry["label"], "record": record}
+        """`put_all` of one."""
+        self.put_all([(scope_key, entry)])
+
+    def put_all(self, entries: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        """Add or replace the entries with these scope keys and ids, the last of them as the newest, in two round trips.
+        One over the byte bound is not kept. When this raises, some may be there."""
+        if not entries:
+            return
         with self._translated() as client:
             self._check_room(client)
-            at = _milliseconds(client.time())
-            body = f'{{"at":{at},"entry":{json.dumps(kept, ensure_ascii=True, separators=(",", ":"))}}}'
-            value = self._sign(scope_key, entry["id"], body) + body
-            bounds = (self._life_ms, self._max_entries, self._max_bytes)
-            client.eval(_PUT, 1, key_name(self._tenant, scope_key), entry["id"], value, at, *bounds)
+            now = _milliseconds(client.time())
+            fields: dict[str, list[str]] = {}
+            # A millisecond apart, so that they stay in order.
+            for at, (scope_key, entry) in enumerate(entries, now - len(entries) + 1):
+                fields.setdefault(scope_key, []).extend((entry["id"], self._value(scope_key, entry, at)))
+            bounds = (now, self._life_ms, self._max_entries, self._max_bytes)
+            with client.pipeline(transaction=False) as pipeline:
+                for scope_key, of_scope in fields.items():
+                    pipeline.eval(_PUT, 1, key_name(self._tenant, scope_key), *bounds, *of_scope)
+                _execute(pipeline)
 
-    def drop(self, scope_key: str, ids: Iterable[str]) -> None:
-        """Remove the entries with these ids. Raises as `put` does: the entries then go by age, and recall drops facts
-        that the store shows inactive."""
-        wanted = list(ids)
-        if wanted:
-            with self._translated() as client:
-                client.hdel(key_name(self._tenant, scope_key), *wanted)
+    def drop_all(self, entries: Iterable[tuple[str, str]]) -> None:
+        """Remove the entries with these scope keys and ids, in one round trip. Raises as `put_all` does: the entries
+        then go by age, and recall drops facts that the store shows inactive."""
+        ids: dict[str, list[str]] = {}
+        for scope_key, id_ in entries:
+            ids.setdefault(scope_key, []).append(id_)
+        if not ids:
+            return
+        with self._translated() as client, client.pipeline(transaction=False) as pipeline:
+            for scope_key, of_scope in ids.items():
+                pipeline.hdel(key_name(self._tenant, scope_key), *of_scope)
+            _execute(pipeline)
 
     def read(self, scope_key: str) -> list[dict[str, Any]]:
         """The entries of this scope, newest first. What is expired or not signed by this deployment is left out."""
@@ -132,6 +150,12 @@ class RecentWrites:
         client, self._client = self._client, None
         if client is not None:
             client.close()
+
+    def _value(self, scope_key: str, entry: Mapping[str, Any], at: int) -> str:
+        record = {name: value for name, value in entry["record"].items() if name not in _NOT_SHOWN}
+        kept = {"id": entry["id"], "label": entry["label"], "record": record}
+        body = f'{{"at":{at},"entry":{json.dumps(kept, ensure_ascii=True, separators=(",", ":"))}}}'
+        return self._sign(scope_key, entry["id"], body) + body
 
     def _sign(self, scope_key: str, id_: str, body: str) -> str:
         signed = "\n".join(("memory:recent", self._tenant, scope_key, id_, body))
@@ -188,6 +212,13 @@ def _connect(url: str, timeout_s: float) -> Any:
     from producer import redis_client  # lazy: the hook path and `import producer.recall` pay for the standard library
 
     return redis_client.connect(url, connect_timeout_s=timeout_s, socket_timeout_s=timeout_s)
+
+
+def _execute(pipeline: Any) -> None:
+    """Send all commands of a pipeline; raise the first refusal. Redis' client would add the command to its words."""
+    for answer in pipeline.execute(raise_on_error=False):
+        if isinstance(answer, Exception):
+            raise answer
 
 
 def _milliseconds(redis_time: tuple[int, int]) -> int:

@@ -55,9 +55,36 @@ def test_what_was_put_is_read_newest_first_by_every_host_of_the_scope(writes, se
 def test_an_entry_that_was_dropped_is_gone(writes):
     writes.put(SCOPE, entry("one"))
     writes.put(SCOPE, entry("two"))
-    writes.drop(SCOPE, ["one", "unknown"])
-    writes.drop(SCOPE, [])
+    writes.drop_all([(SCOPE, "one"), (SCOPE, "unknown"), (OTHER, "two")])
+    writes.drop_all([])
     assert [e["id"] for e in writes.read(SCOPE)] == ["two"]
+
+
+def test_entries_of_many_scopes_go_as_one_and_the_last_ones_are_the_newest(server, raw):
+    few = recent.RecentWrites(server.url, tenant="t", cache_key="k" * 32, max_entries=10)
+    ids = [f"{number * 37 % 40:02}" for number in range(40)]
+    raw.config_resetstat()
+    few.put_all([(SCOPE, entry(id_)) for id_ in ids] + [(OTHER, entry("other"))])
+    calls = {name: stats["calls"] for name, stats in raw.info("commandstats").items()}
+    assert (calls["cmdstat_time"], calls["cmdstat_eval"]) == (1, 2)
+    assert [e["id"] for e in few.read(SCOPE)] == ids[:-11:-1]
+    assert [e["id"] for e in few.read(OTHER)] == ["other"]
+    few.drop_all([(OTHER, "other"), *((SCOPE, id_) for id_ in ids[1:])])
+    assert few.read(SCOPE) == few.read(OTHER) == []
+    few.close()
+
+
+def test_a_scope_that_redis_refuses_holds_up_no_other_and_its_error_quotes_nothing(writes, raw):
+    raw.set(recent.key_name("t", SCOPE), "not a hash")
+    for call in (
+        lambda: writes.put_all([(SCOPE, entry("one")), (OTHER, entry("two"))]),
+        lambda: writes.drop_all([(SCOPE, "one"), (OTHER, "three")]),
+    ):
+        with pytest.raises(errors.RedisUnavailable) as caught:
+            call()
+        said = f"{caught.value} {caught.value.__cause__}"
+        assert not any(word in said for word in ("text of", SCOPE, "pipeline"))
+    assert [e["id"] for e in writes.read(OTHER)] == ["two"]
 
 
 def test_the_sides_of_a_turn_are_not_kept_beside_its_summary(writes, raw):
@@ -134,7 +161,11 @@ def test_a_dead_or_frozen_redis_is_one_retryable_error_within_the_timeout(tmp_pa
         server.thaw()
         assert [e["id"] for e in cache.read(SCOPE)] == ["one"]
         server.kill()
-        for call in (lambda: cache.read(SCOPE), lambda: cache.put(SCOPE, entry("x")), lambda: cache.drop(SCOPE, ["x"])):
+        for call in (
+            lambda: cache.read(SCOPE),
+            lambda: cache.put(SCOPE, entry("x")),
+            lambda: cache.drop_all([(SCOPE, "x")]),
+        ):
             with pytest.raises(errors.RedisUnavailable):
                 call()
         server.start()

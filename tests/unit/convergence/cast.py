@@ -143,12 +143,12 @@ class Shelf:
     def __init__(self) -> None:
         self.entries: dict[tuple[str, str], Mapping[str, Any]] = {}
 
-    def put(self, scope_key: str, entry: Mapping[str, Any]) -> None:
-        self.entries[(scope_key, entry["id"])] = entry
+    def put_all(self, entries: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        self.entries.update({(scope_key, entry["id"]): entry for scope_key, entry in entries})
 
-    def drop(self, scope_key: str, ids: Any) -> None:
-        for id_ in ids:
-            self.entries.pop((scope_key, id_), None)
+    def drop_all(self, entries: Sequence[tuple[str, str]]) -> None:
+        for key in entries:
+            self.entries.pop(key, None)
 
 
 def records(store: port.Store, label: str, **where: Any) -> Sequence[port.Record]:

@@ -337,7 +337,7 @@ def test_a_beaten_rival_leaves_the_recent_writes_also_when_whoever_marked_it_die
     for event in (old, *rivals):
         driver.settle_all(store, [given(event)])
     beaten, winner = rivals  # at the same time the greater id stands
-    shelf.put(SCOPE_KEY, {"id": id_of(beaten)})
+    shelf.put_all([(SCOPE_KEY, {"id": id_of(beaten)})])
     (result,) = driver.settle_all(store, [given(winner)], recent=shelf)
     assert result == DUPLICATE
     assert (SCOPE_KEY, id_of(beaten)) not in shelf.entries
@@ -345,13 +345,65 @@ def test_a_beaten_rival_leaves_the_recent_writes_also_when_whoever_marked_it_die
 
 def test_a_cache_that_does_not_answer_is_counted_and_ignored(store: SqliteStore) -> None:
     class Down(Shelf):
-        def put(self, *_: Any) -> None:
+        def put_all(self, *_: Any) -> None:
             raise errors.RedisUnavailable("down")
 
-        drop = put
+        drop_all = put_all
 
     results = driver.settle_all(store, [given(episode()), given(fact())], recent=Down())
     assert results == [Settled(state=State.STORED, cache_errors=1)] * 2
+
+
+def test_recent_writes_of_one_round_go_as_one_and_their_failure_counts_for_those_in_it(store: SqliteStore) -> None:
+    class Breaks(Shelf):
+        def __init__(self, fails: str) -> None:
+            super().__init__()
+            self.calls: list[str] = []
+            self.fails = fails
+
+        def put_all(self, entries: Any) -> None:
+            self._note("put", len(entries))
+            super().put_all(entries)
+
+        def drop_all(self, entries: Any) -> None:
+            self._note("drop", len(entries))
+            super().drop_all(entries)
+
+        def _note(self, name: str, count: int) -> None:
+            self.calls.append(f"{name} {count}")
+            if name == self.fails:
+                raise errors.RedisUnavailable("down")
+
+    events = [fact("one"), fact("two"), fact("three"), fact("ended", active=False)]
+    down = Breaks("put")
+    results = driver.settle_all(store, [given(event) for event in events], recent=down)
+    assert [call for call in down.calls if call.startswith("put")] == ["put 3"]
+    assert [result.cache_errors for result in results] == [1, 1, 1, 0]
+    down = Breaks("drop")
+    orders = [order("retract", target=id_of(event)) for event in events[1:3]]
+    results = driver.settle_all(store, [given(episode()), *orders], recent=down)
+    assert [call for call in down.calls if call.startswith("drop")] == ["drop 2"]
+    assert [result.cache_errors for result in results] == [0, 1, 1]
+
+
+def test_recent_writes_of_deliveries_that_failed_are_taken_back_as_one(store: SqliteStore) -> None:
+    class Counted(Shelf):
+        drops = 0
+
+        def drop_all(self, entries: Any) -> None:
+            self.drops += 1
+            super().drop_all(entries)
+
+    shelf = Counted()
+
+    def fail_after_put(name: str, label: str, _: Any) -> None:
+        if shelf.entries:
+            raise errors.StoreUnavailable("reset")
+
+    batch = [given(fact(f"fact {number}")) for number in range(3)]
+    results = driver.settle_all(CountingStore(store, fail_after_put), batch, recent=shelf)
+    assert all(isinstance(result, Failed) for result in results)
+    assert not shelf.entries and shelf.drops == 1
 
 
 def test_an_event_whose_time_is_none_fails_alone(store: SqliteStore) -> None:
