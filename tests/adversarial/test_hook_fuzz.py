@@ -27,6 +27,7 @@ import pytest
 from producer import counts, errors
 from producer.hosts import claude_code, hook
 from producer.journal import Journal
+from tests.conftest import Tell
 
 INPUTS = 10_000
 PROCESSES = 60
@@ -339,7 +340,7 @@ class EndingWithTheProcess:
 
 
 def test_ten_thousand_hostile_inputs_end_well(
-    world: World, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    world: World, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tell: Tell
 ) -> None:
     """No exception but the refusal of a broken configuration, which the edge swallows; no output but the protocol."""
     printed = refused_configs = 0
@@ -375,8 +376,10 @@ def test_ten_thousand_hostile_inputs_end_well(
     assert captured == counted["captured"] > 500 and damaged == 0 and printed > 100 and refused_configs > 100
     assert counted["seen"] == counted["captured"] + sum(refused.values())  # no turn is lost without a reason
     assert counted.get("refused.internal", 0) == counted.get("recallRefused.internal", 0) == 0
-    print(f"hook fuzz: seed {SEED}, {INPUTS} inputs")
-    print(f"captured {captured}, refused {sum(refused.values())} for {len(refused)} reasons, told {printed}")
+    tell(
+        f"hook fuzz, seed {SEED}: {INPUTS} inputs, 0 exceptions reached the host; {captured} captured,"
+        f" {sum(refused.values())} refused for {len(refused)} reasons, {printed} given context"
+    )
 
 
 @pytest.mark.parametrize("share", range(4))

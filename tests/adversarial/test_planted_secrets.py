@@ -30,6 +30,7 @@ from producer.memory import AgentMemory
 from producer.scope import HostContext
 from tests.acceptance.machine import Machine, free_port, machine, until
 from tests.acceptance.test_up import flower, start_up
+from tests.conftest import Tell
 from tests.rushdb_server import RunningServer, rushdb_server
 
 PASSWORD = "grebe-and-heron"
@@ -234,9 +235,7 @@ def look_at_files(sweep: Sweep, made: Machine, logs: Path) -> None:
                 sweep.looked_at["lines of logs"] += path.read_bytes().count(b"\n")
 
 
-def test_nothing_that_was_said_gets_around(
-    made: Machine, server: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_that_was_said_gets_around(made: Machine, server: RunningServer, tmp_path: Path, tell: Tell) -> None:
     sweep = Sweep()
     port = free_port()
     up = start_up(made, flower_port=port)
@@ -270,10 +269,8 @@ def test_nothing_that_was_said_gets_around(
     assert WORDS[0] in stored and WORDS[1] in stored and SESSIONS[0] in stored
     assert any(name.startswith("memory:recent:") for name in families)
     assert sweep.looked_at["Flower pages with a task in them"] >= 5, sweep.looked_at
-    with capsys.disabled():
-        print(
-            "\nplanted-secret sweep:", ", ".join(f"{count} {what}" for what, count in sorted(sweep.looked_at.items()))
-        )
+    counted = ", ".join(f"{count} {what}" for what, count in sorted(sweep.looked_at.items()))
+    tell(f"planted-secret sweep: {len(set(sweep.found))} found in {counted}")
     assert sorted(set(sweep.found)) == []
 
 

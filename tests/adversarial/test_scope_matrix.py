@@ -32,6 +32,7 @@ from producer.recall.tail import JournalTail
 from producer.scope import HostContext, Scope, scope_of
 from producer.store import open_store
 from producer.store.port import IndexSpec, Store
+from tests.conftest import Tell
 from tests.integration.test_agent import running
 from tests.integration.test_recall import entry, episode, fact, id_of, label_of, stored
 from tests.redis_server import RedisServer, redis_server
@@ -52,6 +53,7 @@ SCOPES = [
         ("desk", "desk2"), ("default", "Default"), ("private", "shared"), ("ann", "bob"), (False, True)
     )
 ]
+PAIRS = len(SCOPES) * (len(SCOPES) - 1)
 TAGS = {scope: f"owner-{number:02}" for number, scope in enumerate(SCOPES)}
 CACHE_KEY = "c" * 32
 
@@ -144,7 +146,9 @@ def fill(store: Store, *, with_vectors: bool) -> None:
             store.set_vectors(label, indexed[label], {record_id: [1.0, 0.0, 0.0] for record_id in ids})
 
 
-def test_a_store_gives_each_scope_its_own_rows_whatever_search_it_has(filled: tuple[Store, bool]) -> None:
+def test_a_store_gives_each_scope_its_own_rows_whatever_search_it_has(
+    filled: tuple[Store, bool], request: pytest.FixtureRequest, tell: Tell
+) -> None:
     store, with_vectors = filled
     recall = Recall(store, embedder=OneDirection() if with_vectors else None, deadline_ms=LATER, max_chars=10**6)
     try:
@@ -152,6 +156,7 @@ def test_a_store_gives_each_scope_its_own_rows_whatever_search_it_has(filled: tu
             assert_own_and_all(recall.recall(scope, QUERY, limit=100), scope, 3)
     finally:
         recall.close()
+    tell(f"scope matrix, {request.node.callspec.params['filled']}: {PAIRS} pairs of scopes, 0 foreign rows")
 
 
 def test_an_id_leads_to_its_memory_and_its_versions_in_its_own_scope_only(filled: tuple[Store, bool]) -> None:
@@ -200,7 +205,9 @@ def cache_of(server: RedisServer, tenant: str = "local", cache_key: str = CACHE_
     return RecentWrites(server.url, tenant=tenant, cache_key=cache_key, timeout_s=5)
 
 
-def test_recent_writes_give_each_scope_and_each_tenant_its_own(server: RedisServer, client: redis_py.Redis) -> None:
+def test_recent_writes_give_each_scope_and_each_tenant_its_own(
+    server: RedisServer, client: redis_py.Redis, tell: Tell
+) -> None:
     caches = {tenant: cache_of(server, tenant) for tenant in ("local", "acme", "local:x")}
     for scope in SCOPES:
         for event in events_of(scope, "cache"):
@@ -211,6 +218,7 @@ def test_recent_writes_give_each_scope_and_each_tenant_its_own(server: RedisServ
         assert caches["acme"].read(scope.key) == caches["local:x"].read(scope.key) == []
     for cache in caches.values():
         cache.close()
+    tell(f"scope matrix, recent writes: {PAIRS} pairs of scopes, 0 foreign rows")
 
 
 def test_an_entry_that_somebody_moved_to_another_scope_or_tenant_is_refused(
@@ -274,7 +282,7 @@ def config_of(directory: Path, server: RedisServer, **changed: Any) -> config.Pr
 
 
 def test_one_journal_gives_each_scope_its_own_lines_in_process_and_over_the_agents_socket(
-    tmp_path: Path, server: RedisServer, client: redis_py.Redis
+    tmp_path: Path, server: RedisServer, client: redis_py.Redis, tell: Tell
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="agent-") as short:
         settings = config_of(tmp_path, server, agent_socket=Path(short) / "agent.sock")
@@ -303,6 +311,7 @@ def test_one_journal_gives_each_scope_its_own_lines_in_process_and_over_the_agen
                     str(settings.agent_socket), {"op": "recall", "scope": fields, "query": QUERY}, deadline_s=5
                 )
                 assert answer == {"error": "scope_invalid"}
+    tell(f"scope matrix, journal and agent: {PAIRS} pairs of scopes, 0 foreign rows")
 
 
 # -- F20: interleaved on threads of one process -----------------------------------------------------------------------
