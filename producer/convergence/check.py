@@ -10,7 +10,7 @@ people, since no rule may guess what was meant:
     cycle                facts that supersede each other in a ring: none of them is current
     superseder_missing   superseded by what is not in the store: not delivered yet, or dead (replay it)
     target_missing       names as superseded what is not in the store: until it arrives both may be current
-    two_current          more than one is current on a line, or of those that superseded one fact
+    two_current          more than one is current on a line, of those that superseded one fact, or of a thing's versions
     clock_skew           a superseder that began to hold more than 5 minutes before what it replaced, or anything that
                          claims a time of more than 5 minutes after the store took it: a host's clock is wrong
 
@@ -27,7 +27,7 @@ from datetime import datetime, timedelta
 
 from producer import errors, identity
 from producer.convergence import content, forget, marks, settle
-from producer.convergence.content import BY, EPISODE, FACT, ID, MARK
+from producer.convergence.content import BY, EPISODE, FACT, MARK, OBJECT_KEY
 from producer.store import port
 
 __all__ = ["CODES", "SKEW_S", "Problem", "check"]
@@ -44,7 +44,8 @@ CODES = (
     "two_current",
     "clock_skew",
 )
-_TIME = {EPISODE: "observedAt", FACT: "validFrom"}
+_LABELS = (EPISODE, FACT, *OBJECT_KEY)
+_TIME = {EPISODE: "observedAt", FACT: "validFrom", **dict.fromkeys(OBJECT_KEY, "validFrom")}
 
 _Place = tuple[str, str]  # scopeKey, id
 
@@ -60,16 +61,14 @@ class Problem:
     others: tuple[str, ...] = ()
 
 
-def check(
-    store: port.Store, *, contents: Mapping[str, port.Value], marks_where: port.Where, labels: Collection[str] = ID
-) -> list[Problem]:
+def check(store: port.Store, *, contents: port.Where, marks_where: port.Where) -> list[Problem]:
     """Everything that is not as it must be, in a stable order. `contents` and `marks_where` are the wheres of what to
     look at; both empty: all. Raises what the store raises."""
     said: defaultdict[_Place, list[marks.Mark]] = defaultdict(list)
     for mark in marks.read(_pages(store, MARK, marks_where)):
         said[(mark.scope_key, mark.target)].append(mark)
     found: list[Problem] = []
-    for label in labels:
+    for label in _LABELS:
         found += _Label(label, _pages(store, label, contents), said).problems()
     return sorted(found, key=lambda p: (CODES.index(p.code), p.label, p.scope_key, p.id, p.others))
 
@@ -85,7 +84,7 @@ class _Label:
         self._records: defaultdict[_Place, list[port.Record]] = defaultdict(list)
         self._on_line: defaultdict[_Place, set[str]] = defaultdict(set)
         for record in records:
-            id_, scope_key = record.get(ID[label]), content.scope_of(record)
+            id_, scope_key = record.get(content.id_name(label)), content.scope_of(record)
             if isinstance(id_, str) and id_ and scope_key is not None:
                 self._records[(scope_key, id_)].append(_light(label, record))
                 line = record.get("lineKey")
@@ -125,7 +124,7 @@ class _Label:
                 break
         if any(_is_ahead(self._label, record) for record in records):
             yield self._problem("clock_skew", place)
-        old = records[0].get("supersedesFactId")
+        old = records[0].get("supersedesFactId") if self._label == FACT else None
         if isinstance(old, str) and old:
             target = (place[0], old)
             if target not in self._records and not self._standing(target).forgotten:
@@ -186,7 +185,7 @@ class _Label:
 def _light(label: str, record: port.Record) -> port.Record:
     """The record without its texts."""
     names = (
-        ID[label],
+        content.id_name(label),
         "contentHash",
         "scopeKey",
         "lineKey",

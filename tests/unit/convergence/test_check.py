@@ -8,6 +8,7 @@ import pytest
 
 from producer import keys
 from producer.convergence import check, content, driver, marks
+from producer.convergence.delivery import Delivery
 from producer.recall import where as recall_where
 from producer.scope import Scope
 from producer.store.sqlite import SqliteStore
@@ -43,6 +44,11 @@ def put(store: SqliteStore, event: dict[str, Any], *, line: str = "", twin: str 
     if twin:
         row["twin"], merge_by = twin, (*merge_by, "twin")
     store.upsert(label, [{**row, **({"active": True} if label == "MEMORY_FACT" else {}), **verdict}], merge_by)
+
+
+def thing(when: str) -> Delivery:
+    said = {"label": "ENTITY", "kind": "person", "name": "ann", "properties": {"seen": when}}
+    return order("entity", when=when, sourceEventId=when, trustClass="trusted", provenance="test", **said)
 
 
 def mark(store: SqliteStore, what: str, target: str, by: str, when: str) -> None:
@@ -101,6 +107,17 @@ class TestCheck:
         tea = fact("tea")
         settle(store, given(tea), given({**tea, "kind": "rule"}))
         assert found(store) == [("conflict", id_of(tea), ())]
+
+    def test_versions_of_a_thing_are_checked_like_facts(self, store: SqliteStore) -> None:
+        versions = [thing(at(n)) for n in range(3)]
+        settle(store, *versions)
+        assert found(store) == []
+        for record in store.find("ENTITY", {}).records[:2]:
+            store.upsert("ENTITY", [{**record.properties, "active": True}], ("entityKey", "contentHash"))
+            store.upsert("ENTITY", [{**record.properties, "twin": "1"}], ("entityKey", "twin"))
+        assert {code for code, _, _ in found(store)} == {"duplicate", "unsettled"}
+        settle(store, *versions)
+        assert found(store) == []
 
     def test_cycle_is_a_ring_without_a_current_fact(self, store: SqliteStore) -> None:
         tea, coffee = fact("tea"), fact("coffee", validFrom=at(5))
