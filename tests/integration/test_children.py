@@ -223,7 +223,8 @@ def test_closing_ends_idle_and_busy_children_and_blames_nobody(bench_of):
 
 def test_closing_while_a_hung_child_is_being_killed_ends_all_the_same(bench_of, monkeypatch):
     bench = bench_of()
-    event = make.episode()
+    bench.handle(*items_of([make.episode(1)]))  # starts the child, which takes a while
+    event = make.episode(2)
     bench.fault("hang", event)
     killed = threading.Event()
     kill = children._Child.kill
