@@ -96,6 +96,32 @@ def test_a_turn_is_durable_at_once_recalled_from_the_journal_and_then_from_the_s
     assert memory.recall("which editor?", session_id="s-1") == ""
 
 
+BAD = {
+    "half a pair": "\ud83d",
+    "other half": "\udc00x",
+    "nul": "a\x00b",
+    "line separator": "a\u2028b",
+    "cut": "🙂" * 4000 + "x",
+    "bytes": b"\xff\xfe".decode("utf-8", "surrogateescape"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+def test_bad_text_in_turn_and_session_is_one_line_in_the_journal_stored_once_and_recalled(memory, config, bad):
+    """F33, from end to end."""
+    asked = turn(memory, f"I prefer the Helix editor {bad}", session=f"s-{bad.replace(chr(0), '')}"[:100])
+    told = memory.remember(text=f"the editor is Helix {bad}", kind="preference", subject_key="editor")
+    assert isinstance(asked, Durable) and isinstance(told, Durable)
+    held = [raw for path in config.journal_dir.glob("segment-*") for raw in path.read_bytes().split(b"\n")]
+    assert sum(raw.startswith(b'{"v":1,"kind":"event"') for raw in held) == 2
+    with TinyWorker(config):
+        assert memory.flush(deadline_s=10)
+    found = memory.recall_memories("which editor?", session_id="another").memories
+    assert sorted(m.id for m in found) == sorted([asked.id, told.id])
+    assert {m.source for m in found} == {"store"}
+    assert memory.recall("which editor?", session_id="another").encode("utf-8")
+
+
 def test_a_fact_that_is_superseded_or_retracted_leaves_recall_at_once_and_for_good(memory, config):
     def now() -> list[str]:
         return [m.text for m in memory.recall_memories("editor").memories]
