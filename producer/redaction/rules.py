@@ -162,16 +162,18 @@ _PREFIXES = (
     _prefixed("aws_key", "AKIA ASIA ABIA ACCA", "U", 16, 16),
     _prefixed(
         "provider_key",
-        "gsk_ r8_ lin_api_ ntn_ figd_ figo_ sntrys_ sntryu_ dckr_pat_ dckr_oat_ glc_ glsa_ ATATT3x ATCTT3x ATBB ABSK"
+        "gsk_ r8_ lin_api_ ntn_ figd_ figo_ sntrys_ sntryu_ glc_ glsa_ ATATT3x ATCTT3x ATBB ABSK"
         " fo1_ fm1r_ fm1a_ fm2_ sbp_ sb_secret_ rdme_ vcp_ vci_ vca_ vcr_ vck_ cfut_ cfat_ cfk_ pnu_ pcsk_ tfp_ sgp_"
         " tgp_v1_ ops_eyJ nvapi- bkua_ CCIPAT_ CCIPRJ_ CFPAT- lsv2_ pscale_tkn_ pscale_pw_ pscale_oauth_ shippo_live_"
-        " shippo_test_ xkeysib- xsmtpsib- LTAI AKCp EZAK EZTK HRKU-AA sq0atp- sq0csp- rubygems_ hvs. hvb. hvr. dp.pt."
-        " dp.st. pul- tskey- xai- pplx- PMAK- NRAK- NRII- duffel_live_ rzp_live_ sm_aat_ sm_pat_ p8e- ico- jina_ e2b_"
+        " shippo_test_ xkeysib- xsmtpsib- AKCp EZAK EZTK HRKU-AA rubygems_ hvs. hvb. hvr. dp.pt."
+        " dp.st. pul- tskey- xai- pplx- PMAK- duffel_live_ rzp_live_ sm_aat_ sm_pat_ p8e- ico- jina_ e2b_"
         " sk-lf- pat-na1- pat-eu1- squ_ sqp_",
         "b",
         20,
         random=True,
     ),
+    _prefixed("provider_key", "LTAI", "A", 12),
+    _prefixed("provider_key", "dckr_pat_ dckr_oat_ sq0atp- sq0csp- NRAK- NRII-", "w", 20),
     _prefixed("provider_key", "SG.", ".", 40, 66),
     _prefixed("provider_key", "dt0c01.", ".", 60, 89),
     _prefixed("provider_key", "sk.eyJ", ".", 40),
@@ -180,7 +182,9 @@ _PREFIXES = (
     _prefixed("provider_key", "dapi", "h", 32, 32),
     _prefixed("provider_key", "EAA", "A", 60, random=True),
     _prefixed("provider_key", "access-production- access-development-", "w", 36, 36),
-    _prefixed("provider_key", "FLWSECK-", "w", 20),
+    _prefixed("provider_key", "FLWSECK- SWMTKN-1- fio-u-", "w", 20),
+    _prefixed("provider_key", "phx_ rnd_", "A", 28, random=True),
+    _prefixed("provider_key", "lin_oauth_", "h", 40, 64),
 )
 
 
@@ -188,6 +192,10 @@ def _rushdb(text: str, at: int, anchor: str) -> Found | None:
     if not _starts(text, at, loosely=False):
         return None
     return _pattern("rushdb_token", r"(?:in|ex|ff)_[01]{4}\d{0,8}_[A-Za-z0-9+/=_-]{24,}+")(text, at, anchor)
+
+
+def _made(secret: str) -> bool:
+    return (values.is_random(secret) or values.is_hex(secret)) and not values.is_reference(secret)
 
 
 _HEX32 = r"[0-9a-f]{32}(?![A-Za-z0-9])"
@@ -203,6 +211,22 @@ _TOKENS = (
     Rule(("SK",), _standing("provider_key", "SK" + _HEX32), exact=True),
     Rule(("v1.0-",), _standing("provider_key", r"v1\.0-[0-9a-f]{24}-[0-9a-f]{100,}+"), exact=True),
     Rule(("A3-",), _standing("provider_key", r"A3-[A-Z0-9]{6}-[A-Z0-9]{6,11}(?:-[A-Z0-9]{5}){3,4}"), exact=True),
+    Rule(("secret_",), _standing("provider_key", r"secret_[A-Za-z0-9]{43}(?![A-Za-z0-9_])"), exact=True),
+    Rule(("oy2",), _standing("provider_key", r"oy2[a-z0-9]{43}(?![A-Za-z0-9_])"), exact=True),
+    Rule(("cio",), _standing("provider_key", r"cio[A-Za-z0-9]{32}(?![A-Za-z0-9_])", _made), exact=True),
+    Rule(("v1.",), _standing("provider_key", r"v1\.[0-9a-f]{40}(?![A-Za-z0-9_])"), exact=True),
+    Rule(("mfa.",), _standing("provider_key", r"mfa\.[A-Za-z0-9_-]{60,}+"), exact=True),
+    Rule(("K10",), _standing("provider_key", r"K10[0-9a-f]{64}::[a-z]{1,32}:[0-9a-zA-Z]{16,}+"), exact=True),
+    Rule(
+        ("v1.local.", "v2.local.", "v3.local.", "v4.local."),
+        _standing("provider_key", r"v[1-4]\.local\.[A-Za-z0-9_-]{40,}+(?:\.[A-Za-z0-9_-]*+)?"),
+        exact=True,
+    ),
+    Rule(
+        ("xprv", "yprv", "zprv", "tprv"),
+        _standing("private_key", r"[xyzt]prv[1-9A-HJ-NP-Za-km-z]{90,120}+"),
+        exact=True,
+    ),
     Rule(("AGE-SECRET-KEY-",), _pattern("age_key", r"AGE-SECRET-KEY-1[0-9A-Z]{20,}+"), exact=True, kinds=("age_key",)),
     Rule(
         ("Q~",),
@@ -306,10 +330,6 @@ def _bearer(secret: str) -> bool:
 
 def _basic(secret: str) -> bool:
     return secret.endswith(("=", "%3D")) or any("0" <= c <= "9" for c in secret)
-
-
-def _made(secret: str) -> bool:
-    return (values.is_random(secret) or values.is_hex(secret)) and not values.is_reference(secret)
 
 
 _ADDRESSES = (
@@ -474,6 +494,13 @@ _COMMANDS = (
         ),
     ),
     Rule(
+        ("requirepass ", "masterauth ", "bindpw "),
+        _pattern("password", r"(?i:requirepass|masterauth|bindpw)\s{1,8}" + _ARG, values.said),
+    ),
+    Rule(("wpa_passphrase ",), _pattern("password", r"wpa_passphrase\s{1,3}\S{1,64}\s{1,3}" + _ARG, _known)),
+    Rule(("psk=",), _standing("password", r"psk=\s{0,2}\"(?P<secret>[^\"\n]{8,63})\"", _known)),
+    Rule(("openssl enc",), _pattern("password", r"openssl enc\s[^\n|;]{0,200}?\s-k\s{1,3}" + _ARG, values.said)),
+    Rule(
         ("identified ",),
         _pattern(
             "password",
@@ -536,7 +563,7 @@ _COMMANDS = (
 
 _AFTER_NAME = (
     r"(?P<tail>[A-Za-z0-9_.-]{0,64}+)(?:\\?[\"'\]*`]|&quot;|%22|\s{1,2}value(?==)){0,4}\s{0,4}"
-    r"(?P<sign>=>|:=|\?=|::|<-|[:=：＝](?!=)|%3[AaDd]|&#58;|&#61;|>|\|(?=\s))[\s*`]{0,8}"
+    r"(?P<sign>=>|→|:=|\?=|::|<-|[:=：＝](?!=)|%3[AaDd]|&#58;|&#61;|>|\|(?=\s))[\s*`]{0,8}"
 )
 _VALUE = (
     r"(?:[bBrRuU]?(?:\\{0,3}(?P<quote>[\"'`])|(?P<entity>&quot;|&#39;))(?P<quoted>(?:(?!\\{0,3}(?P=quote)|&quot;|&#39;)[^\n]){3,256}+)"
@@ -544,7 +571,7 @@ _VALUE = (
 )
 _MARK = "[redacted:"  # what it names is no name of a value
 _IN_NAME = frozenset("_-.")
-_SIGNS = ":=：＝%|>&-"
+_SIGNS = ":=：＝%|>&-→"
 _NAMES = ("pass", "pwd", "secret", "token", "key", "credential", "creds", "auth", "salt", "_pat", "pw")
 
 
@@ -577,7 +604,9 @@ def _assignment(text: str, at: int, anchor: str) -> Found | None:
     value = found[group]
     if value.startswith("[redacted:") or (values.is_uuid(value) and not name.isupper()):
         return None
-    if text[max(0, first - 1) : first] in ("$", "%") or (first > 1 and text[first - 2 : first] in ("${", "{{")):
+    if first > 1 and text[first - 2 : first] in ("${", "{{"):
+        return None
+    if text[max(0, first - 1) : first] in ("$", "%") and not (sign == "=" and group == "quoted"):  # `$pw = 'x'` says it
         return None
     if text[found.end() : found.end() + 1] == "(" and group == "bare":
         return None
@@ -588,6 +617,29 @@ def _assignment(text: str, at: int, anchor: str) -> Found | None:
     if group == "bare":  # the sentence or the code around it goes on
         end -= len(value) - len(value.rstrip(")]},.…" if sign in ":=" else "…"))
     return start, end, kind
+
+
+_NAMED = r"(?i:name)[\"']?\s{0,3}:\s{0,3}[\"']?(?P<name>[A-Za-z0-9_.-]{2,128})[\"']?\s{0,3},?\s{0,64}[\"']?\Z"
+
+
+def _named_value(text: str, at: int, anchor: str) -> Found | None:
+    """`name: DB_PASSWORD` and then `value: …`, as lists of variables have them."""
+    named = next(re.compile(_NAMED).finditer(text, max(0, at - 224), at), None)
+    found = re.compile(r"(?i:value)[\"']?\s{0,3}:\s{0,3}" + _VALUE).match(text, at) if named else None
+    if not named or not found:
+        return None
+    group = "bare" if found["bare"] is not None else "quoted"
+    kind = values.assigned(named["name"], "=", "quoted" if group == "quoted" else "", found[group])
+    return (*found.span(group), kind) if kind and not found[group].startswith(_MARK) else None
+
+
+def _docker_env(text: str, at: int, anchor: str) -> Found | None:
+    """`ENV DB_PASSWORD value`, the older form of a Dockerfile."""
+    found = re.compile(r"(?:ENV|ARG)\s{1,3}(?P<name>[A-Z][A-Z0-9_]{1,63})\s{1,3}(?P<secret>[^\s=\"'$]{3,256}+)").match(
+        text, at
+    )
+    kind = values.assigned(found["name"], "=", "", found["secret"]) if found else None
+    return (*found.span("secret"), kind) if found and kind else None
 
 
 _SAID = (
@@ -679,8 +731,14 @@ def _near(text: str, at: int, anchor: str) -> Found | None:
     secret = found["secret"]
     if values.is_uuid(secret):
         return None
-    if values.is_hex(secret):
-        good = re.fullmatch(r"(?:\s{0,2}(?:is|was|are|=|:|,|->|`|\"|'))*\s{0,2}[`\"']?", found["gap"]) is not None
+    if values.is_hex(secret.removeprefix("0x")):
+        good = (
+            re.fullmatch(
+                r"(?:\s(?:for|of|on|to)\s\S{1,24})?(?:\s{0,2}(?:is|was|are|=|:|,|->|`|\"|'))*\s{0,2}[`\"']?",
+                found["gap"],
+            )
+            is not None
+        )
     else:
         good = values.classes(secret) >= 3 and values.is_random(secret)
     return (*found.span("secret"), "secret") if good else None
@@ -785,6 +843,11 @@ RULES = (
     Rule(("---- begin", "-----begin"), _pattern("private_key", _PEM), kinds=("private_key",)),
     Rule(("-----end",), _end_of_key),
     Rule(
+        ("b3BlbnNzaC1rZXktdjE",),  # the beginning of every OpenSSH key, where its first line is left out
+        _pattern("private_key", r"b3BlbnNzaC1rZXktdjE(?:[A-Za-z0-9+/=]{1,76}+\s{0,3}){1,400}+(?<=[A-Za-z0-9+/=\n])"),
+        exact=True,
+    ),
+    Rule(
         ("private-lines:",),
         _pattern(
             "private_key",
@@ -799,6 +862,8 @@ RULES = (
     *_HEADERS,
     *_COMMANDS,
     Rule(_NAMES, _assignment, kinds=("password", "secret")),
+    Rule(("value:", 'value":', "value':"), _named_value),
+    Rule(("env ", "arg "), _docker_env),
     Rule(("pass", "pwd", "pw"), _said),
     Rule(_FOREIGN_WORDS, _foreign),
     Rule(("key", "secret", "token", "credential", "passw"), _near),

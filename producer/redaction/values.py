@@ -161,6 +161,8 @@ def assigned(name: str, sign: str, quote: str, value: str) -> str | None:
         return kind if not bare.replace(".", "").isdigit() or is_password else None
     if is_password:
         has_mark = any(not c.isalnum() and c not in "-_'" for c in bare) and bare.isascii()
+        if "passphrase" in words and bare.count("-") >= 2:  # of words
+            return kind
         ok = any(c.isdigit() for c in bare) or (has_mark and len(bare) >= 5) or (classes(bare) >= 2 and "=" in sign)
         return kind if ok and not (last == "length" or re.fullmatch(_SAID_WORDS, bare)) else None
     return (
