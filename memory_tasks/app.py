@@ -30,8 +30,12 @@ _HEARTBEAT_S = 20  # a RabbitMQ that is silent for twice as long is left; also o
 _SWEEP_LOCK_S = 30  # a worker killed in the middle of a sweep holds up the others this long; kombu has 300
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(processName)s %(name)s %(message)s"
 # Celery's words for messages it cannot use end in "The full contents of the message body was".
-_LOGS_BODIES = "celery.worker.consumer.consumer"
-_BODY_FOLLOWS = ("Received and deleted unknown", "Received unregistered", "Received invalid", "Can't decode message")
+# So do kombu's for one that it cannot put back into its queue.
+_LOGS_BODIES = ("celery.worker.consumer.consumer", "kombu.transport.redis")
+_BODY_FOLLOWS = (
+    *("Received and deleted unknown", "Received unregistered", "Received invalid", "Can't decode message"),
+    "Could not restore message",
+)
 
 
 def make_app(
@@ -230,7 +234,7 @@ def _redis_of(consumer: Any) -> Any:
 
 
 class _WithoutBodies(logging.Filter):
-    """Keeps the first line of what Celery says of a message it cannot use; the rest quotes the message."""
+    """Keeps the first line of what Celery or kombu says of a message it cannot use; the rest quotes the message."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         text = str(record.msg)
@@ -255,10 +259,11 @@ class _SaysWhatToDo(logging.Filter):
 
 
 def _mend_words() -> None:
-    celerys = logging.getLogger(_LOGS_BODIES)
-    for wanted in (_WithoutBodies, _SaysWhatToDo):
-        if not any(isinstance(present, wanted) for present in celerys.filters):
-            celerys.addFilter(wanted())
+    for name in _LOGS_BODIES:
+        theirs = logging.getLogger(name)
+        for wanted in (_WithoutBodies, _SaysWhatToDo):
+            if not any(isinstance(present, wanted) for present in theirs.filters):
+                theirs.addFilter(wanted())
 
 
 def _broker(given: settings.Settings) -> dict[str, Any]:

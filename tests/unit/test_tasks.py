@@ -8,9 +8,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import redis
 from celery.exceptions import Reject, Retry
+from kombu.transport import redis as kombu_redis
 
-from memory_tasks import tasks, verdicts
+from memory_tasks import app as app_module
+from memory_tasks import settings, tasks, verdicts
 from producer import errors, message
 from tests import worker_messages as make
 
@@ -97,3 +100,16 @@ def test_a_retry_that_cannot_be_published_leaves_the_message_with_the_broker():
         tasks._come_again(Task(OSError(make.SECRET_WORDS)), AGAIN)
     assert caught.value.requeue is True
     assert make.SECRET_WORDS not in repr(caught.value)
+
+
+def test_what_kombu_says_of_a_message_it_cannot_put_back_does_not_quote_it(caplog):
+    app_module.make_app(settings.Settings.load({}), lambda: pytest.fail("handles no messages"))
+
+    def fail(*_: Any) -> list[str]:
+        raise redis.ResponseError("NOPERM")
+
+    channel = SimpleNamespace(_lookup=fail, connection_errors=(OSError,))
+    kombu_redis.Channel._do_restore_message(channel, {"body": make.SECRET_WORDS}, "memory", "memory", None)
+    (record,) = caplog.records
+    assert record.getMessage() == "Could not restore message; discarded, its content is not shown"
+    assert make.SECRET_WORDS not in caplog.text
