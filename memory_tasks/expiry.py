@@ -136,15 +136,15 @@ class Expiry:
         due = self._due()
         found: dict[str, None] = {}
         kept = seen = 0
-        while len(found) < limit:
+        while len(found) <= limit:
             page = store.find(FACT, _where(due), skip=seen, limit=port.FIND_LIMIT)
             seen += len(page.records)
             going, staying = _judged(store, page.records, due)
             kept += len(staying)
             found |= {str(record.get("factId")): None for record in going}
             if not page.records or seen >= page.total:
-                return Outcome(kept=kept, ids=tuple(found))
-        return Outcome(kept=kept, ids=tuple(found)[:limit], more=True)
+                break
+        return Outcome(kept=kept, ids=tuple(found)[:limit], more=len(found) > limit)
 
     def _removed(self, tenant: str, until: float) -> Outcome:
         until = min(until, self._now_s() + RUN_S)

@@ -51,6 +51,7 @@ SHORT_TIMES = {
     "MEMORY_REPUBLISH_AFTER_S": "4",
     "MEMORY_REDIS_TIMEOUT_S": "2",
     "MEMORY_CONCURRENCY": "8",
+    "MEMORY_EXPIRY_EVERY_S": "0",  # its key would be one more at the end than at the beginning
 }
 LATE_BOUND_S = 1.5  # how long a store may be frozen: less than MEMORY_STORE_LATE_S, with room for a busy machine
 SETTLE_DEADLINE_S = 180.0

@@ -21,6 +21,7 @@ SHORT_WAITS = {
     "MEMORY_RESTORE_INTERVAL_S": "0.5",
     "MEMORY_RETRY_MAX_COUNTDOWN_S": "0.4",
     "MEMORY_STORE_LATE_S": "1",
+    "MEMORY_EXPIRY_EVERY_S": "0",  # no task of its own accord, except where a test is about it
 }
 
 
