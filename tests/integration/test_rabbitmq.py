@@ -194,6 +194,21 @@ def test_fresh_events_and_a_backlog_are_stored_and_events_of_both_reach_flower(b
 
 
 @pytest.mark.slow
+def test_expired_facts_are_removed_by_a_task_over_rabbitmq_too(bench, rabbit):
+    bench.worker(MEMORY_EXPIRY_EVERY_S="0.5", MEMORY_EXPIRED_KEPT_S="0")
+    events = [
+        make.fact(source_event_id="lasting"),
+        make.fact(source_event_id="over", valid_from="2020-01-01T00:00:00Z", valid_until="2020-01-02T00:00:00Z"),
+    ]
+    for event in events:
+        bench.publish(make.item(make.line(event)), task_id=event["factId"])
+    assert {got.state for got in bench.receipts(2)} == {State.STORED}
+    facts = lambda: [record.get("factId") for record in bench.store.find("MEMORY_FACT", {}).records]  # noqa: E731
+    wait_for(lambda: facts() == [events[0]["factId"]], "the other one is gone")
+    assert counts.read(bench.redis, "local")["expired"] == 1
+
+
+@pytest.mark.slow
 def test_a_retry_waits_in_rabbitmq_and_holds_no_place_in_the_worker(bench, rabbit):
     bench.worker(MEMORY_RETRY_MAX_COUNTDOWN_S="2.9")  # less than half the visibility timeout; whole seconds are waited
     (bench.faults / "fail-find").touch()
