@@ -5,10 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from producer.convergence import content, deliver, forget, graph, marks, reader, requests, rivals, settle
+from producer.convergence import content, deliver, forget, graph, links, marks, reader, requests, rivals, settle
 from producer.convergence.requests import CacheDrop, Find, Steps, Upsert
 from producer.store import port
 
@@ -73,6 +74,32 @@ def _one_end(*_: Any) -> Steps[list[Any]]:
     yield ()
 
 
+_asked = links._asked
+_mend_pair = links.mend_pair
+_thing = deliver._thing
+
+
+def _out_alone(ends: links.Ends, at: str) -> Steps[None]:
+    what = f"link:{ends.type}:out:{ends.target_label}"
+    yield from marks.write(
+        marks.Mark(what=what, target=ends.source, by=ends.target, scope_key=ends.scope_key, at=at), cached=False
+    )
+
+
+def _of_any_scope(label: str, record: port.Record, mark: marks.Mark) -> links.Ends | None:
+    return _asked(label, record, replace(mark, scope_key=str(record.get("scopeKey"))))
+
+
+def _once(ends: links.Ends) -> Steps[bool]:
+    """Believed when it was sent."""
+    yield from _mend_pair(ends)
+    return False
+
+
+def _at_peace(delivery: Any) -> deliver.Incoming:
+    return replace(_thing(delivery), over="")
+
+
 RULES: dict[str, list[Patch]] = {
     "look": [(settle, "settle", _look_only)],
     "fold": [(settle, "spare", lambda same: [])],
@@ -102,12 +129,21 @@ RULES: dict[str, list[Patch]] = {
     "group": [(forget, "covering", lambda *_: None)],
     "retract": [(marks, "retracted_at", lambda found, scope_key: None)],
 }
+# Of things and ordered links.
+THING_RULES: dict[str, list[Patch]] = {
+    "links_mended": [(links, "mend", _unmended)],
+    "link_in": [(links, "write", _out_alone)],
+    "link_scope": [(links, "_asked", _of_any_scope)],
+    "link_again": [(links, "mend_pair", _once)],
+    "versions": [(deliver, "_thing", _at_peace)],
+    "thing_group": [(forget, "covering", lambda *_: None)],
+}
 
 
 @contextmanager
 def without(rule: str) -> Iterator[None]:
     """The code without this rule."""
-    patches: list[Callable[..., Any]] = [mock.patch.object(*patch) for patch in RULES[rule]]
+    patches: list[Callable[..., Any]] = [mock.patch.object(*patch) for patch in (RULES | THING_RULES)[rule]]
     for patch in patches:
         patch.start()  # type: ignore[attr-defined]
     try:

@@ -127,8 +127,9 @@ class Found:
     first: str
 
 
-class Schedule:
-    """One random schedule; `run` returns the problems found (none) and the steps taken."""
+class Interleaving:
+    """Jobs side by side, a request at a time: killed, late, made again, until each has completed. `run` returns the
+    problems found (none) and the steps taken."""
 
     def __init__(self, seed: int, *, later: bool = True, lie: float = 0.01, store: WeakStore | None = None) -> None:
         self.rng = rng = random.Random(seed)
@@ -137,6 +138,81 @@ class Schedule:
             [0.003, 0.003, 0.003, 0.006, 0.006, 0.006, 0.006, 0.02]
         )  # one of our steps is a third of the model's
         self.store = store if store is not None else WeakStore(rng, lie)
+        self.jobs: list[tuple[str, Any, list[Line], bool]] = []
+        self._seen_changes = -1  # of the store, when a reader looked last
+
+    def run(self, max_steps: int = MAX_STEPS) -> tuple[list[str], int]:
+        rng, late = self.rng, self.rng.choice([0.05, 0.05, 0.005])
+        jobs = self.jobs
+        running: list[tuple[Line, str, Any, list[Line]]] = []
+        zombies: list[tuple[Line, list[Line]]] = []
+        waiting: list[tuple[str, Any, list[Line], bool]] = []
+        steps = 0
+        while jobs or running or zombies or waiting:
+            steps += 1
+            if steps > max_steps:
+                return ["no progress"], steps
+            for job in [j for j in waiting if not j[2]]:
+                waiting.remove(job)
+                jobs.insert(rng.randrange(len(jobs) + 1), job)
+            if jobs and (not running or rng.random() < 0.3) and len(running) < 5:
+                kind, what, pending, _ = jobs.pop()
+                running.append((self.start(kind, what), kind, what, pending))
+                continue
+            if zombies and (not running or rng.random() < late):
+                zombie = zombies[rng.randrange(len(zombies))]
+                if zombie[0].late():
+                    zombies.remove(zombie)
+                    zombie[1].remove(zombie[0])
+                    if self.problem(in_flight=True):
+                        break
+                continue
+            if not running:
+                continue
+            pick = rng.randrange(len(running))
+            line, kind, what, pending = running[pick]
+            if steps < 3000 and rng.random() < self.crash:
+                running.pop(pick)
+                pending.append(line)
+                zombies.append((line, pending))
+                jobs.insert(rng.randrange(len(jobs) + 1), (kind, what, pending, True))
+                if self.later:
+                    waiting.append((kind, what, pending, True))
+                continue
+            if line.step():
+                running.pop(pick)
+                self.completed(kind, what)
+            elif self._seen_changes == self.store.changes:
+                continue  # no reader sees anything new
+            in_flight = bool(
+                zombies or waiting or any(k in ("fact", "episode") for _, k, _, _ in running) or any(j[3] for j in jobs)
+            )
+            if self.problem(in_flight):
+                break
+        return self.problem(in_flight=True) or self.check(), steps
+
+    def start(self, kind: str, what: Any) -> Line:
+        """One delivery of this job, under way."""
+        raise NotImplementedError
+
+    def completed(self, kind: str, what: Any) -> None:
+        """A delivery has ended well."""
+
+    def problem(self, in_flight: bool) -> list[str]:
+        """What must hold at every moment, and does not. `in_flight`: an event may be under way, or still land."""
+        raise NotImplementedError
+
+    def check(self) -> list[str]:
+        """What must hold when everything was delivered, and does not."""
+        raise NotImplementedError
+
+
+class Schedule(Interleaving):
+    """A history of the model: facts, rivals and lines, forgotten and retracted."""
+
+    def __init__(self, seed: int, *, later: bool = True, lie: float = 0.01, store: WeakStore | None = None) -> None:
+        super().__init__(seed, later=later, lie=lie, store=store)
+        rng = self.rng
         self.facts = model.history(rng)
         self.ours = [f for f in self.facts if f["scope"] == "ours"]
         roots = {f["supersedes"] for f in self.ours} - {f["key"] for f in self.ours} - {None}
@@ -157,61 +233,13 @@ class Schedule:
         rng.shuffle(jobs)
         if self.group:
             self.forgotten = {f["key"] for f in self.ours}
-        self.jobs: list[tuple[str, Any, list[Line], bool]] = [(kind, what, [], False) for kind, what in jobs]
+        self.jobs = [(kind, what, [], False) for kind, what in jobs]
         self.gone: set[str] = set()
         self.stored: list[dict[str, Any]] = []
         self._visible: set[str] = set()
-        self._seen_changes = -1
 
-    def run(self, max_steps: int = MAX_STEPS) -> tuple[list[str], int]:
-        rng, late = self.rng, self.rng.choice([0.05, 0.05, 0.005])
-        jobs = self.jobs
-        running: list[tuple[Line, str, Any, list[Line]]] = []
-        zombies: list[tuple[Line, list[Line]]] = []
-        waiting: list[tuple[str, Any, list[Line], bool]] = []
-        steps = 0
-        while jobs or running or zombies or waiting:
-            steps += 1
-            if steps > max_steps:
-                return ["no progress"], steps
-            for job in [j for j in waiting if not j[2]]:
-                waiting.remove(job)
-                jobs.insert(rng.randrange(len(jobs) + 1), job)
-            if jobs and (not running or rng.random() < 0.3) and len(running) < 5:
-                kind, what, pending, _ = jobs.pop()
-                running.append((Line(self.store, deliver.deliver(self.delivery(kind, what))), kind, what, pending))
-                continue
-            if zombies and (not running or rng.random() < late):
-                zombie = zombies[rng.randrange(len(zombies))]
-                if zombie[0].late():
-                    zombies.remove(zombie)
-                    zombie[1].remove(zombie[0])
-                    if self._problem(in_flight=True):
-                        break
-                continue
-            if not running:
-                continue
-            pick = rng.randrange(len(running))
-            line, kind, what, pending = running[pick]
-            if steps < 3000 and rng.random() < self.crash:
-                running.pop(pick)
-                pending.append(line)
-                zombies.append((line, pending))
-                jobs.insert(rng.randrange(len(jobs) + 1), (kind, what, pending, True))
-                if self.later:
-                    waiting.append((kind, what, pending, True))
-                continue
-            if line.step():
-                running.pop(pick)
-                self._completed(kind, what)
-            elif self._seen_changes == self.store.changes:
-                continue  # no reader sees anything new
-            in_flight = bool(
-                zombies or waiting or any(k in ("fact", "episode") for _, k, _, _ in running) or any(j[3] for j in jobs)
-            )
-            if self._problem(in_flight):
-                break
-        return self._problem(in_flight=True) or self.check(), steps
+    def start(self, kind: str, what: Any) -> Line:
+        return Line(self.store, deliver.deliver(self.delivery(kind, what)))
 
     def delivery(self, kind: str, what: Any) -> Delivery:
         """One delivery of this job."""
@@ -227,7 +255,7 @@ class Schedule:
             self._visible = {str(r.get("factId")) for r in reader.keep(found) if r.get("text") is not None}
         return self._visible
 
-    def _completed(self, kind: str, what: Any) -> None:
+    def completed(self, kind: str, what: Any) -> None:
         if kind == "group":
             self.gone |= self.forgotten
         elif kind in ("forget", "retract"):
@@ -236,7 +264,7 @@ class Schedule:
             self.stored.append(what)
             self.gone |= {what["supersedes"]} - {None}
 
-    def _problem(self, in_flight: bool) -> list[str]:
+    def problem(self, in_flight: bool) -> list[str]:
         """I4 and I5, at every moment."""
         visible, forgotten = self.visible(), self.forgotten
         if not visible:

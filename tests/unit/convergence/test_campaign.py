@@ -12,8 +12,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.unit.convergence.broken import RULES, without
+from tests.unit.convergence.broken import RULES, THING_RULES, without
 from tests.unit.convergence.campaign import Schedule, campaign, fold_race
+from tests.unit.convergence.things_campaign import Things
 
 SEED = 1
 # Where a rule's absence shows early; only to save time: the search goes on from SEED when the code has moved.
@@ -48,5 +49,27 @@ def test_without_a_rule_an_invariant_breaks(rule: str) -> None:
     seeds = [*range(HINTS.get(rule, SEED), HINTS.get(rule, SEED) + 3), *range(SEED, SEED + 3000)]
     with without(rule):
         found = campaign(seeds, run, stop=True)
+    print(f"without {rule}: {found}")
+    assert found.violated
+
+
+def test_no_invariant_of_things_and_links_breaks_in_five_hundred_random_schedules() -> None:
+    found = campaign(range(SEED, SEED + 500), lambda seed: Things(seed).run())
+    print(f"seeds {SEED} to {SEED + 499}: {found}")
+    assert not found.violated, found.first
+
+
+@pytest.mark.slow
+def test_no_invariant_of_things_and_links_breaks_in_ten_thousand_fresh_schedules() -> None:
+    seed = 8_000_000 if os.environ.get("CI") else random.SystemRandom().randrange(10**9)
+    print(f"seeds from {seed}")
+    found = campaign(range(seed, seed + 10_000), lambda seed: Things(seed).run())
+    assert not found.violated, found.first
+
+
+@pytest.mark.parametrize("rule", THING_RULES)
+def test_without_a_rule_of_things_and_links_an_invariant_breaks(rule: str) -> None:
+    with without(rule):
+        found = campaign(range(SEED, SEED + 3000), lambda seed: Things(seed).run(8000), stop=True)
     print(f"without {rule}: {found}")
     assert found.violated

@@ -14,7 +14,11 @@ from typing import Any
 from producer.convergence import requests
 from producer.store import port
 
-INDEXED = ("eventId", "factId", "sessionKey", "sourceEventId", "supersedesFactId", "target", "markKey")
+INDEXED = (
+    *("eventId", "factId", "sessionKey", "sourceEventId", "supersedesFactId", "target", "markKey"),
+    *("entityKey", "taskKey", "contentHash"),
+)
+READ = ("MEMORY_FACT", "ENTITY", "TASK")  # labels of which readers see what is current
 
 
 class WeakStore:
@@ -23,7 +27,7 @@ class WeakStore:
         self.rows: dict[str, port.Record] = {}
         self.edges: set[tuple[str, str, str]] = set()  # type, source, target
         self.recent: set[tuple[str, str]] = set()  # scope key, id: the recent writes
-        self.changes = 0  # of facts: readers see something new
+        self.changes = 0  # of facts and things: readers see something new
         self._index: dict[tuple[str, str, Any], set[str]] = {}
         self._last = 0
 
@@ -97,7 +101,12 @@ class WeakStore:
             if scope and source.get("scopeKey") != scope:
                 continue
             key = source.get(link.source_key)
-            for target in self.do(requests.Find(label=link.target_label, key=link.target_key, value=key)):
+            if link.target_by:  # joined by the scope that both have: found by the key that is named
+                targets = self.do(requests.Find(label=link.target_label, key=link.target_by, value=link.target_value))
+                targets = [target for target in targets if target.get(link.target_key) == key]
+            else:
+                targets = self.do(requests.Find(label=link.target_label, key=link.target_key, value=key))
+            for target in targets:
                 if not scope or target.get("scopeKey") == scope:
                     self.edges.add((link.type, source.id, target.id))
 
@@ -109,7 +118,7 @@ class WeakStore:
         for name in INDEXED:
             if name in row:
                 self._index.setdefault((label, name, row[name]), set()).add(id_)
-        self.changes += label == "MEMORY_FACT"
+        self.changes += label in READ
         assert record.properties
 
     def _remove(self, id_: str) -> None:
@@ -117,7 +126,7 @@ class WeakStore:
         if record is not None:
             self._unindex(record)
             self.edges = {edge for edge in self.edges if id_ not in edge}
-            self.changes += record.label == "MEMORY_FACT"
+            self.changes += record.label in READ
 
     def _unindex(self, record: port.Record) -> None:
         for name in INDEXED:
