@@ -49,7 +49,7 @@ class _History:
             (self._retract, 2),
             (self._end_by_event, 1),
             (self._forget_one, 3),
-            (self._forget_group, 1),
+            (self._forget_group, 2),
             (self._turn, 2),
             (self._stop_again, 2),
             (self._fact_of_turn, 2),
@@ -60,7 +60,9 @@ class _History:
             (self._ring, 1),
         ]
         focus = rng.sample(range(len(deeds)), 4)  # a history is about a few things, so that they meet
-        weights = [weight * (6 if n in focus else 1) for n, (_, weight) in enumerate(deeds)]
+        if rng.random() < 0.4:
+            focus = [1, 2, rng.randrange(len(deeds))]  # rivals, chains and lines
+        weights = [weight * (8 if n in focus else 1) for n, (_, weight) in enumerate(deeds)]
         while len(self._said) < size:
             self._now = max(self._now + rng.choice(STEPS_S), -30.0)  # groups cover what was appended a minute later
             (deed,) = rng.choices([deed for deed, _ in deeds], weights)
