@@ -177,15 +177,15 @@ def value(name: str, made: random.Random) -> str:
     if name in ("jwt", "jwe"):
         header = '{"alg":"dir","enc":"A256GCM"}' if name == "jwe" else '{"alg":"HS256","typ":"JWT"}'
         claims = f'{{"sub":"{made.randrange(10**9)}","exp":{made.randrange(10**9, 2 * 10**9)}}}'
-        rest = ["", _fill("{w16}", made), _fill("{w80}", made), _fill("{w22}", made)]
-        return ".".join([_base64url(header), *(rest if name == "jwe" else (_base64url(claims), _fill("{w43}", made)))])
+        rest = ["", fill("{w16}", made), fill("{w80}", made), fill("{w22}", made)]
+        return ".".join([_base64url(header), *(rest if name == "jwe" else (_base64url(claims), fill("{w43}", made)))])
     if name.startswith("pem_"):
-        body = "\n".join(_fill("{b64}", made) for _ in range(made.randrange(3, 12)))
-        return f"-----BEGIN {shape}-----\n{body}\n{_fill('{b30}', made)}==\n-----END {shape}-----"
-    return _fill(shape, made)
+        body = "\n".join(fill("{b64}", made) for _ in range(made.randrange(3, 12)))
+        return f"-----BEGIN {shape}-----\n{body}\n{fill('{b30}', made)}==\n-----END {shape}-----"
+    return fill(shape, made)
 
 
-def _fill(shape: str, made: random.Random) -> str:
+def fill(shape: str, made: random.Random) -> str:
     def some(found: re.Match[str]) -> str:
         while True:
             text = "".join(made.choices(_ALPHABETS[found[1]], k=int(found[2])))

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import random
+import shutil
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -35,6 +42,33 @@ def test_the_labelled_set_is_large_and_the_same_in_every_run() -> None:
     assert sum(len(cases) for cases in CASES.values()) >= 600
     assert redaction_cases.cases("held_out") == CASES["held_out"]
     assert not {case.text for case in CASES["development"]} & {case.text for case in CASES["held_out"]}
+
+
+def test_another_process_and_another_python_redact_the_same() -> None:
+    """Ids are made of redacted text: whatever the seed of hashes, and with every Python that is at hand."""
+    script = (
+        "import hashlib, json, sys; sys.path.insert(0, sys.argv[1]); from producer import redaction;"
+        "redacted = json.dumps([redaction.redact(text) for text in json.load(sys.stdin)]);"
+        "print(hashlib.sha256(redacted.encode()).hexdigest())"
+    )
+    texts = json.dumps([case.text for half in CASES.values() for case in half])
+    redacted = json.dumps([redaction.redact(text) for text in json.loads(texts)])
+    pythons = [
+        sys.executable,
+        sys.executable,
+        *filter(None, map(shutil.which, ("python3.12", "python3.13", "python3.14"))),
+    ]
+    for number, python in enumerate(pythons):
+        done = subprocess.run(
+            [python, "-B", "-c", script, str(Path(redaction.__file__).parents[2])],
+            input=texts,
+            capture_output=True,
+            text=True,
+            env={"PATH": os.environ["PATH"], "PYTHONHASHSEED": str(number)},
+            timeout=60,
+        )
+        if done.returncode == 0 or number < 2:  # a name on the path may lead to no interpreter
+            assert done.stdout.strip() == hashlib.sha256(redacted.encode()).hexdigest(), python
 
 
 def test_redactions_are_counted_by_kind() -> None:
