@@ -383,7 +383,7 @@ def _properties(given: Mapping[str, Any], max_units: int, counts: dict[str, int]
         if name in keys.OWN_PROPERTIES:
             raise errors.ContractViolation("holds a name that stored records use themselves", field="properties")
         if isinstance(value, str | bytes):
-            kept[name] = _text("properties", value, max_units, counts)
+            kept[name] = _text("properties", value, min(max_units, MAX_UNITS), counts)
         elif isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
             kept[name] = value
         else:

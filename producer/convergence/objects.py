@@ -22,7 +22,7 @@ from producer.store import port
 __all__ = ["row_of"]
 
 _MAX_PROPERTIES = 32
-_MAX_TEXT_UNITS = 6000
+_MAX_TEXT_UNITS = 6001  # a bounded text ends in an ellipsis
 _MAX_NAME_UNITS = 512
 _TRUST = ("trusted", "mixed", "untrusted")
 _PROPERTY = re.compile(r"[a-z][A-Za-z0-9]{0,63}\Z")
