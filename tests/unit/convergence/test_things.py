@@ -121,7 +121,7 @@ class TestVersions:
             {"properties": {"agentId": "x"}},
             {"properties": {"Bad Name": "x"}},
             {"properties": {"nested": {"a": 1}}},
-            {"properties": {"text": "x" * 6001}},
+            {"properties": {"text": "x" * 6002}},
             {"properties": {f"p{n}": n for n in range(33)}},
         ],
     )
