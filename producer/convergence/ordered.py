@@ -9,6 +9,7 @@ An operator's order has scopeKey "*" and counts in every scope.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ from producer.convergence.content import EPISODE, ID
 from producer.journal.line import Line
 
 __all__ = ["Named", "Order", "named_of", "named_of_line", "of_body", "of_mark"]
+
+_GROUPED_BY = ("runtime", "externalSessionId", "sessionKey", *content.OBJECT_KEY.values())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,18 +85,29 @@ def of_mark(mark: marks.Mark) -> Order | None:
 def named_of(label: str, properties: Mapping[str, Any]) -> Named | None:
     """What names this record, or this event with its sessionKey; None when it has no id or no whole scope."""
     id_ = properties.get(content.id_name(label))
+    five = tuple(properties.get(name) for name in keys.SCOPE_FIELDS)
+    told = tuple(value if isinstance(value := properties.get(name), str) else "" for name in _GROUPED_BY)
+    if not isinstance(id_, str) or not id_ or not all(isinstance(value, str | bool) for value in five):
+        return None
     try:
-        scope_key = forget.scope_of({"scope": properties}).key
+        scope_key, groups = _keys_of(label == EPISODE, *five, *told)
     except errors.ScopeRefused:
         return None
-    if not isinstance(id_, str) or not id_:
-        return None
-    session_key = properties.get("sessionKey")
-    runtime, session = properties.get("runtime"), properties.get("externalSessionId")
-    if label == EPISODE and isinstance(runtime, str) and isinstance(session, str):  # it follows from the event
-        session_key = keys.session_key(runtime=runtime, external_session_id=session, scope=properties)
-    groups = forget.groups_of(properties, session_key if isinstance(session_key, str) else "")
-    return Named(id=id_, groups=frozenset(groups), scope_key=scope_key)
+    return Named(id=id_, groups=groups, scope_key=scope_key)
+
+
+@functools.lru_cache(maxsize=1024, typed=True)  # few conversations among many lines, and each recall asks again
+def _keys_of(is_episode: bool, *said: Any) -> tuple[str, frozenset[str]]:
+    """The scopeKey and the groups of what says this. Raises `errors.ScopeRefused`."""
+    fields = dict(zip((*keys.SCOPE_FIELDS, *_GROUPED_BY), said, strict=True))
+    scope = forget.scope_of({"scope": fields})
+    session_key = fields["sessionKey"]
+    if is_episode and fields["runtime"] and fields["externalSessionId"]:  # it follows from the event
+        session_key = keys.session_key(
+            runtime=fields["runtime"], external_session_id=fields["externalSessionId"], scope=scope
+        )
+    groups = forget.groups_of({name: value for name, value in fields.items() if value != ""}, session_key)
+    return scope.key, frozenset(groups)
 
 
 def named_of_line(line: Line) -> Named | None:
