@@ -36,7 +36,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from producer import drainer, message, receipt_intake
 from producer.backoff import BackOff
@@ -61,11 +61,11 @@ _dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
 
 
 class _Flush:
-    __slots__ = ("done", "target")
+    __slots__ = ("awaited", "done")
 
     def __init__(self) -> None:
         self.done = threading.Event()
-        self.target: int | None = None
+        self.awaited: set[bytes] | None = None  # line hashes: they outlive what a dispatcher knows of its journal
 
 
 class Dispatcher:
@@ -316,11 +316,14 @@ class Dispatcher:
         compaction.sweep_drafts(self.journal)
         self.journal.budget.refill()
 
-    def _answer(self, flushes: Iterable[_Flush]) -> None:
+    def _answer(self, flushes: Sequence[_Flush]) -> None:
+        if flushes and self._index.is_behind:
+            return  # a line that the disk does not give may be waited for
         for flush in flushes:
-            if flush.target is None:
-                flush.target = self._index.numbers
-            if not any(entry.is_open and entry.number <= flush.target for entry in self._index.entries.values()):
+            if flush.awaited is None:
+                flush.awaited = {entry.hash for entry in self._index.open_entries()}
+            flush.awaited = {hash_ for hash_ in flush.awaited if self._index.is_open(hash_)}
+            if not flush.awaited:
                 flush.done.set()
 
     def _report(self, now_s: float) -> None:

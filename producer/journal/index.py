@@ -201,6 +201,11 @@ class Index:
         return len(self._damaged)
 
     @property
+    def is_behind(self) -> bool:
+        """Whether the last poll could not read all that there is of this version."""
+        return self._last_failed
+
+    @property
     def complete(self) -> bool:
         """Whether everything on disk could be read: only then is an orphan known to be one."""
         is_known = not any(view.unreadable or view.later for view in self.views.values())
@@ -364,11 +369,6 @@ class Index:
         self._without_line -= self._orphans
         self._orphans = set(self._without_line)
 
-    @property
-    def numbers(self) -> int:
-        """The number of the entry noticed last."""
-        return self._numbers
-
     def read_line(self, entry: Entry) -> lines.Line:
         """The line of an entry, read and checked again.
 
@@ -393,6 +393,11 @@ class Index:
 
     def open_entries(self) -> Iterator[Entry]:
         return (entry for entry in self.entries.values() if entry.is_open)
+
+    def is_open(self, hash_: bytes) -> bool:
+        """Whether a line of this hash is in the journal, and waits for a terminal receipt."""
+        entry = self.entries.get(hash_)
+        return entry is not None and entry.is_open
 
     def status(self) -> JournalStatus:
         standing = [entry for entry in self.entries.values() if entry.copies]

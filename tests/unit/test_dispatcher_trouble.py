@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import errno
 import random
+import threading
 from collections.abc import Iterable, Sequence
 
 import pytest
 
-from producer import message, receipt
+from producer import dispatcher, message, receipt
 from producer.dispatcher import Dispatcher, Publication
+from producer.drainer import DrainerLock
 from producer.journal import line as lines
+from producer.journal import segments
 from producer.journal.directory import ID_FILE
 from producer.receipt import Receipt, State
 from tests.unit.journal.crashing_filesystem import CrashingFileSystem
-from tests.unit.journal.support import Clock, compact, open_journal, seal_all, texts
+from tests.unit.journal.support import Clock, compact, event, open_journal, receipt_of, seal_all, texts
 from tests.unit.test_dispatcher import KEY, Broker, Host
 
 # Receipts
@@ -172,6 +175,67 @@ def test_a_line_in_flight_that_brings_out_a_bug_is_tried_now_and_then_and_not_on
     host.broker.take()
     host.rounds(2, every_s=31)
     assert host.broker.ids() == [line.id]
+    host.dispatcher.close()
+
+
+# Flush
+
+
+def asked_to_flush(host: Host) -> threading.Event:
+    """As `flush` asks, without its thread."""
+    flush = dispatcher._Flush()
+    host.dispatcher._flushes.append(flush)
+    return flush.done
+
+
+def test_a_flush_waits_for_its_lines_also_when_the_journal_is_read_anew_meanwhile_in_another_order() -> None:
+    host = Host()
+    drainer = DrainerLock(host.fs, host.journal.directory)
+    drainer.role(host.clock())
+    others = open_journal(host.fs, host.clock)
+    others.append_receipts([receipt_of(others.append_event(event(1)))])
+    (older,) = others.segment_names()
+    held = segments.Segment.open(host.fs, others.directory, older, journal_id=others.journal_id)
+    assert held.hold()
+    host.clock.advance(1)
+    (awaited,) = host.capture(start=2)
+    held.close()
+    done = asked_to_flush(host)
+    host.rounds(1)
+    later = [others.append_event(event(number)) for number in (3, 4)]
+    assert list(others.segment_names()) == sorted(others.segment_names()) and len(others.segment_names()) == 2
+    drainer.drop()
+    host.rounds(2, every_s=2)
+    assert set(host.broker.ids()) == {line.id for line in (awaited, *later)}
+    for line in later:
+        host.receipt(line)
+    host.rounds()
+    assert not done.is_set(), "the line that was captured before is pending"
+    host.receipt(awaited)
+    host.rounds()
+    assert done.is_set()
+    others.close()
+    host.dispatcher.close()
+
+
+def test_a_flush_is_not_done_while_the_disk_does_not_give_what_it_may_wait_for() -> None:
+    host = Host()
+    (line,) = host.capture()
+    read = host.fs.open_to_read
+
+    def refuse(path: str) -> int:
+        raise OSError(errno.EIO, "read")
+
+    host.fs.open_to_read = refuse  # type: ignore[method-assign]
+    done = asked_to_flush(host)
+    host.rounds()
+    assert not done.is_set()
+    host.fs.open_to_read = read  # type: ignore[method-assign]
+    host.rounds()
+    assert not done.is_set()
+    host.receipt(line)
+    host.rounds()
+    assert done.is_set()
     host.dispatcher.close()
 
 
