@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import celery
-from celery.exceptions import Reject
+from celery.exceptions import Reject, Retry
 from celery.worker import state
 from celery.worker.request import Request
 
@@ -131,7 +131,7 @@ def _receive(
         logger.error("action=fault kind=%s at=%s; deferred as unsure", type(fault).__name__, _place_of(fault))
         try:
             handler.answer_fault(arguments, headers, fault)
-        except errors.IngestError as problem:
+        except Exception as problem:  # noqa: BLE001 (the edge again: Celery would log the words of what leaves here)
             logger.error("action=receipts_lost problem=%s; journals publish these again", type(problem).__name__)
         return None
 
@@ -150,8 +150,14 @@ def _come_again(task: celery.Task, again: verdicts.Again, *, whole_countdowns: b
             queue=_queue_of(task.request.delivery_info["routing_key"]),
             **message.masks(len(again.items)),
         )
+    except Retry:
+        raise
     except Reject as refused:
         raise Reject(type(refused.reason).__name__, requeue=True) from None
+    except Exception as fault:  # noqa: BLE001 (the edge: Celery would log its words, which may quote an event)
+        logger.error(
+            "action=retry_lost kind=%s at=%s; journals publish these again", type(fault).__name__, _place_of(fault)
+        )
 
 
 def _queue_of(routing_key: str) -> str:

@@ -1,6 +1,7 @@
 """A store that a test can make fail, hang or kill its process; everything else of it is real.
 
 `TEST_FAULTS_DIR` names a directory. While it holds a file `fail-find`, every find fails as in an outage (503). While it
+holds `quote`, an upsert of an EPISODE raises an error of no known class that quotes what it was given. While it
 holds `hang-upsert`, an upsert of an EPISODE is committed and then does not return, and leaves a file `hung`. While it
 holds `exit-<eventId>`, `segv-<eventId>` or `hang-<eventId>`, an upsert of that EPISODE ends the process with exit code
 137, ends it by SIGSEGV, or does not return and leaves a file `hung`.
@@ -37,6 +38,8 @@ class FaultyStore:
     def upsert(self, label: str, rows: Any, *args: Any, **kwargs: Any) -> Any:
         if label != "EPISODE":
             return self._real.upsert(label, rows, *args, **kwargs)
+        if (self._faults / "quote").exists():
+            raise ValueError(f"cannot write {rows!r}")
         for row in rows:
             self._die_over(row["eventId"])
         answer = self._real.upsert(label, rows, *args, **kwargs)
