@@ -141,6 +141,7 @@ class Settings(pydantic_settings.BaseSettings):
         "How often one of the workers removes the facts whose time is over; 0: never by itself.",
         unit="seconds",
         ge=0,
+        le=31 * 86_400,
     )
     tenants_file: Path | None = _setting(
         None,
