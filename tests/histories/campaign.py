@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tests.histories import history, verdict
-from tests.histories.model import Expected, expected
+from tests.histories.model import expected
 from tests.histories.runner import Order, Runner, every_order, random_order
 from tests.histories.world import World
 
@@ -27,12 +28,13 @@ class Row:
     deliveries: int
     differing: int  # orders whose final state is not the model's
     resurrected: int  # records that were ended, and there or current all the same
-    conflicts: int  # ids with other content that `facts check` tells
+    problems: Mapping[str, int]  # what the histories ask `facts check` to tell, by code
     faults: int  # requests that went wrong in the store
 
     def __str__(self) -> str:
-        numbers = (self.histories, self.orders, self.deliveries, self.differing, self.resurrected, self.conflicts)
-        return f"| {self.store} | {' | '.join(f'{n:,}' for n in (*numbers, self.faults))} |"
+        states = (self.histories, self.orders, self.deliveries, self.differing, self.resurrected)
+        numbers = (*states, self.problems.get("conflict", 0), self.faults)
+        return f"| {self.store} | {' | '.join(f'{n:,}' for n in numbers)} |"
 
 
 def head() -> str:
@@ -44,22 +46,23 @@ def campaign(world: World, seeds: Iterable[int], *, orders: int) -> tuple[Row, l
     """Run the histories of these seeds; large ones in so many orders. Returns the row, and each difference in words."""
     run = uuid.uuid4().hex
     told: list[str] = []
-    numbers = {"histories": 0, "orders": 0, "deliveries": 0, "differing": 0, "resurrected": 0, "conflicts": 0}
+    numbers = {"histories": 0, "orders": 0, "deliveries": 0, "differing": 0, "resurrected": 0}
+    problems: Counter[str] = Counter()
     left = list(seeds)
     while left:
         now, left = left[:HISTORIES_AT_ONCE], left[HISTORIES_AT_ONCE:]
         made = [(seed, order) for seed in now for order in _orders(run, seed, orders)]
         Runner(world, random.Random(now[0])).run([order for _, order in made])
         numbers["histories"] += len(now)
-        for seed, differences, conflicts in _judge(world, made):
-            numbers["conflicts"] += conflicts
+        for seed, differences, asked in _judge(world, made):
+            problems += asked
             numbers["differing"] += bool(differences)
             numbers["resurrected"] += sum(one.resurrected for one in differences)
             told += [f"history {seed}: {one.what}" for one in differences]
         numbers["orders"] += len(made)
         numbers["deliveries"] += sum(order.deliveries for _, order in made)
     faults = sum(world.rushdb.faults_taken().values()) if world.rushdb is not None else 0
-    return Row(store=world.name, faults=faults, **numbers), told
+    return Row(store=world.name, problems=problems, faults=faults, **numbers), told
 
 
 def _orders(run: str, seed: int, orders: int) -> Iterable[Order]:
@@ -75,15 +78,11 @@ def _orders(run: str, seed: int, orders: int) -> Iterable[Order]:
         yield random_order(rng, said, order, at_once=rng.choice((0.0, 0.5, 1.0)))
 
 
-def _judge(world: World, made: list[tuple[int, Order]]) -> Iterable[tuple[int, list[verdict.Difference], int]]:
+def _judge(world: World, made: list[tuple[int, Order]]) -> Iterable[tuple[int, list[verdict.Difference], Counter[str]]]:
     models = [(seed, order, expected(order.said)) for seed, order in made]
     held = verdict.look(world.store, world.recent, [key for _, _, told in models for key in told])
     for seed, order, told in models:
         differences = [verdict.Difference(what=f"a line is dead: {reason}") for reason in order.dead]
         for scope_key, one in told.items():
             differences += held[scope_key].differences(one)
-        yield seed, differences, sum(_conflicts(one) for one in told.values())
-
-
-def _conflicts(told: Expected) -> int:
-    return told.conflicts
+        yield seed, differences, sum((one.codes for one in told.values()), Counter())

@@ -32,7 +32,7 @@ class _History:
         self._theirs = theirs
         self._said: list[Said] = []
         self._facts: list[tuple[Said, str, float]] = []  # with the line it stands on and its time
-        self._turns: list[Said] = []
+        self._turns: list[tuple[Said, str]] = []  # with its conversation
         self._things: list[tuple[str, str]] = []
         self._now = 0.0
         self._made = 0
@@ -128,7 +128,7 @@ class _History:
     def _fact_of_turn(self) -> None:
         if not self._turns:
             return self._turn()
-        self._fact(self._ours, source=self._rng.choice(self._turns).id)
+        self._fact(self._ours, source=self._rng.choice(self._turns)[0].id)
 
     # Turns
 
@@ -139,16 +139,16 @@ class _History:
         """A later answer to the same prompt, or the same turn with another provenance of trust."""
         if not self._turns:
             return self._turn()
-        old = self._rng.choice(self._turns)
+        old, session = self._rng.choice(self._turns)
         if old.line_key:
-            self._episode(old.body["sourceEventId"], on_prompt=True, session=old.body["externalSessionId"])
+            self._episode(old.body["sourceEventId"], on_prompt=True, session=session)
         else:
             self._said.append(
                 self._ours.turn(
                     old.body["assistantText"],
                     source=old.body["sourceEventId"],
                     at=self._now,
-                    session=old.body["externalSessionId"],
+                    session=session,
                     trust_class="mixed",
                 )
             )
@@ -162,7 +162,9 @@ class _History:
         self._said.append(self._ours.thing(name, self._made, label=label, source=self._source(), at=self._now))
 
     def _link(self) -> None:
-        ends = [("MEMORY_FACT", fact.id) for fact, _, _ in self._facts] + [("EPISODE", turn.id) for turn in self._turns]
+        ends = [("MEMORY_FACT", fact.id) for fact, _, _ in self._facts] + [
+            ("EPISODE", turn.id) for turn, _ in self._turns
+        ]
         ends += self._things
         ends = sorted(set(ends), key=ends.index)
         if len(ends) < 2:
@@ -178,7 +180,7 @@ class _History:
         self._said.append(self._ours.retract(self._rng.choice(self._facts)[0].id, at=self._now))
 
     def _forget_one(self) -> None:
-        ids = [fact.id for fact, _, _ in self._facts] + [turn.id for turn in self._turns]
+        ids = [fact.id for fact, _, _ in self._facts] + [turn.id for turn, _ in self._turns]
         if not ids:
             return self._assert()
         self._said.append(self._ours.forget(self._rng.choice(ids), at=self._now))
@@ -240,7 +242,7 @@ class _History:
             f"answer {self._made}", source=source, at=self._now, session=session, on_prompt=on_prompt
         )
         self._said.append(said)
-        self._turns.append(said)
+        self._turns.append((said, session))
 
 
 def _subject(fact: Said) -> str:

@@ -38,8 +38,11 @@ class Expected:
     problems: Counter[tuple[str, str, str]] = field(default_factory=Counter)  # code, label, id
 
     @property
-    def conflicts(self) -> int:
-        return sum(count for (code, _, _), count in self.problems.items() if code == "conflict")
+    def codes(self) -> Counter[str]:
+        counted: Counter[str] = Counter()
+        for (code, _, _), count in self.problems.items():
+            counted[code] += count
+        return counted
 
 
 def expected(said: Sequence[Said]) -> dict[str, Expected]:

@@ -16,7 +16,7 @@ from producer.scope import Scope
 
 __all__ = ["Said", "Writer", "scopes_of"]
 
-DAY_S = 86_400.0
+_YESTERDAY_S = time.time() - 86_400.0  # nothing claims to be of the future
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +60,10 @@ def scopes_of(world: str, number: int) -> tuple[Scope, Scope]:
 class Writer:
     """Writes lines of one scope. The same calls in another scope write the same history there."""
 
-    _began_s = time.time() - DAY_S  # nothing claims to be of the future
-
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: Scope, *, began_s: float = _YESTERDAY_S) -> None:
+        """`began_s`: what the host's clock said when this began, unix time."""
         self.scope = scope
+        self._began_s = began_s
         self.key = keys.scope_key(scope)
         self._orders = 0
 
@@ -71,7 +71,11 @@ class Writer:
         return segments.iso_of_ms(int((self._began_s + seconds) * 1000))
 
     def session(self, name: str) -> str:
-        return keys.session_key(runtime="custom", external_session_id=name, scope=self.scope)
+        return keys.session_key(runtime="custom", external_session_id=self._external(name), scope=self.scope)
+
+    def _external(self, name: str) -> str:
+        """The host's name of a conversation. Some scopes share it, and with it the eventIds of their turns."""
+        return f"{name} at {self.key[0]}"
 
     def fact(self, text: str, *, source: str, at: float, line: str = "", session: str = "", **more: Any) -> Said:
         """`line`: the subject of a single-valued kind that it stands on."""
@@ -97,7 +101,7 @@ class Writer:
         event = capture.build_episode(
             scope=self.scope,
             runtime="custom",
-            external_session_id=session,
+            external_session_id=self._external(session),
             source_event_id=source,
             turn_index=0,
             user_text="What does it say?",
