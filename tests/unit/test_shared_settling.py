@@ -60,6 +60,10 @@ def turns(count: int) -> list[delivery.Delivery]:
     return [given(episode(f"turn {number}")) for number in range(count)]
 
 
+def waiting(shared: shared_settling.SharedSettling) -> int:
+    return sum(len(lane.waiting) for lane in shared.lanes.values())
+
+
 def together(
     pool: ThreadPoolExecutor,
     gated: Gated,
@@ -73,7 +77,7 @@ def together(
     wait_for(lambda: len(gated.batches) == 1)
     for number, one in enumerate(others, 1):
         futures.append(pool.submit(shared.settle, [one], until=99.0))
-        wait_for(lambda n=number: len(shared.lane.waiting) == n)
+        wait_for(lambda n=number: waiting(shared) == n)
     gated.gate.set()
     for future in futures:
         future.exception(DEADLINE_S)
@@ -97,7 +101,7 @@ def test_events_that_wait_are_settled_as_one_batch_and_each_thread_gets_its_own_
 def test_an_event_that_comes_alone_waits_for_nobody(pool):
     gated = Gated()
     lane = Lane(1, linger_s=3600.0)
-    shared = shared_settling.SharedSettling(settle_all=gated, lane=lane)
+    shared = shared_settling.SharedSettling(settle_all=gated, lanes={"EPISODE": lane})
     for one in turns(3):
         assert pool.submit(shared.settle, [one], until=99.0).result(DEADLINE_S) == [STORED]
     assert len(gated.batches) == 3
@@ -106,7 +110,7 @@ def test_an_event_that_comes_alone_waits_for_nobody(pool):
 def test_in_company_an_event_waits_for_others_until_none_come(pool):
     gated = Gated()
     lane = Lane(1, linger_s=0.3)
-    shared = shared_settling.SharedSettling(settle_all=gated, lane=lane)
+    shared = shared_settling.SharedSettling(settle_all=gated, lanes={"EPISODE": lane})
     first, second, third, *late = turns(6)
     together(pool, gated, shared, first, [second, third])
     futures = [pool.submit(shared.settle, [one], until=99.0) for one in late]
@@ -115,6 +119,22 @@ def test_in_company_an_event_waits_for_others_until_none_come(pool):
     lane.linger_s = 0.001
     shared.settle([first], until=99.0)  # nobody came: it went, and the next one comes alone
     assert not lane.in_company
+
+
+def test_facts_do_not_wait_for_episodes_and_make_batches_of_their_own(pool):
+    gated = Gated()
+    shared = shared_settling.SharedSettling(settle_all=gated)
+    first, *episodes = turns(3)
+    facts = [given(fact(f"fact {number}")) for number in range(3)]
+    gated.gate.clear()
+    futures = [pool.submit(shared.settle, [one], until=99.0) for one in (first, facts[0])]
+    wait_for(lambda: len(gated.batches) == 2)
+    futures += [pool.submit(shared.settle, [one], until=99.0) for one in (*episodes, *facts[1:])]
+    wait_for(lambda: waiting(shared) == 4)
+    gated.gate.set()
+    assert [future.result(DEADLINE_S) for future in futures] == [[STORED]] * 6
+    together = [{first.id}, {facts[0].id}, {one.id for one in episodes}, {one.id for one in facts[1:]}]
+    assert sorted(map(sorted, gated.batches)) == sorted(map(sorted, together))
 
 
 def test_a_batch_holds_as_many_events_as_one_upsert_takes(pool):
@@ -175,7 +195,7 @@ def test_events_of_a_batch_whose_thread_was_torn_out_are_settled_again_by_their_
     assert [type(future.exception()) for future in torn] == [SystemExit]
     unsure = delivery.Settled(state=State.STORED, unsure=True)
     assert [future.result() for future in futures if future not in torn] == [[STORED]] + [[unsure]] * 2
-    assert not shared.lane.waiting
+    assert not waiting(shared)
     assert shared.settle([first], until=99.0) == [STORED]
 
 
@@ -190,7 +210,7 @@ class Worker:
             store=shared_store.SharedStore(self.gated, now_s=lambda: self.now_s), indexes_due_s=None
         )
         self.settler = settler.Settler({"local": self.parts}, forget_margin_s=60.0)
-        self.lane = self.settler._shared["local"].lane
+        self.shared = self.settler._shared["local"]
         self._pool = pool
 
     def start(self, *asked: tuple[delivery.Delivery, float]) -> list[Future[Any]]:
@@ -199,7 +219,7 @@ class Worker:
         futures: list[Future[Any]] = []
         for number, (one, until) in enumerate(asked):
             futures.append(self._pool.submit(self.settler.settle, "local", [one], until=until))
-            wait_for(lambda n=number: bool(self.gated.running) and len(self.lane.waiting) == n)
+            wait_for(lambda n=number: bool(self.gated.running) and waiting(self.shared) == n)
         return futures
 
     def settle(self, *asked: tuple[delivery.Delivery, float]) -> list[Any]:
@@ -246,13 +266,13 @@ def test_an_event_that_grows_too_old_in_the_middle_of_a_batch_fails_alone(worker
 
 def test_a_write_without_an_answer_makes_those_unsure_whose_rows_were_in_it_and_nobody_else(worker):
     def fail(name: str, arguments: tuple[Any, ...]) -> Exception | None:
-        lost = name == "upsert" and arguments[0] == "MEMORY_FACT"
+        lost = name == "upsert" and arguments[0] == "MEMORY_MARK"
         return errors.StoreUnavailable("reset", outcome_unknown=True) if lost else None
 
     worker.gated.fails = fail
-    first, *episodes = turns(3)
-    facts = [given(fact(f"fact {number}")) for number in range(2)]
-    found = worker.settle(*((one, 99.0) for one in (first, *episodes, *facts)))
+    plain = [given(fact(f"fact {number}")) for number in range(3)]
+    ended = [given(fact(f"ended {number}", active=False)) for number in range(2)]
+    found = worker.settle(*((one, 99.0) for one in (*plain, *ended)))
     assert found[:3] == [STORED] * 3
     assert [(type(one), one.unsure) for one in found[3:]] == [(delivery.Failed, True)] * 2
 
@@ -284,4 +304,4 @@ def test_a_store_that_is_closed_leaves_nobody_waiting(worker):
         (result,) = future.result(DEADLINE_S)
         assert isinstance(result, delivery.Failed) and isinstance(result.error, errors.StoreUnavailable)
         assert not result.unsure
-    assert not worker.lane.waiting
+    assert not waiting(worker.shared)
