@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,11 @@ LABELS = ("EPISODE", "MEMORY_FACT", "MEMORY_MARK", "SESSION")
 class WeakPort:
     """Another store that doubles creates and acknowledges what it does not do, as the RushDB platform may."""
 
-    def __init__(self, store: port.Store, rng: random.Random) -> None:
+    def __init__(self, store: port.Store, rng: random.Random, *, lie: float = 0.03, double: float = 0.2) -> None:
         self._store = store
         self._rng = rng
+        self._lie = lie
+        self._double = double
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -40,20 +42,20 @@ class WeakPort:
     def upsert(
         self, label: str, rows: Sequence[Mapping[str, Any]], merge_by: Sequence[str], *, wake: bool = False
     ) -> Sequence[port.Record]:
-        if self._rng.random() < 0.03:
+        if self._rng.random() < self._lie:
             return []
         answer = self._store.upsert(label, rows, merge_by, wake=wake)
         for row in rows:
-            if self._rng.random() < 0.2:
+            if self._rng.random() < self._double:
                 self._store.upsert(label, [{**row, "twin": str(uuid.uuid4())}], (*merge_by, "twin"))
         return answer
 
     def link(self, spec: port.LinkSpec) -> None:
-        if self._rng.random() > 0.03:
+        if self._rng.random() >= self._lie:
             self._store.link(spec)
 
     def delete(self, label: str, record_id: str) -> None:
-        if self._rng.random() > 0.03:
+        if self._rng.random() >= self._lie:
             self._store.delete(label, record_id)
 
 
@@ -128,15 +130,35 @@ def test_a_rushdb_that_doubles_lies_and_breaks_off_ends_as_the_model_says(tmp_pa
             store.close()
 
 
-def test_sixteen_threads_released_by_a_barrier_on_one_id_leave_one_record(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "store.sqlite3")
-    assert run_at_once(store, [given(fact())] * 16, threads=16) == []
-    assert len(records(store, "MEMORY_FACT")) == 1
+@pytest.fixture(params=["sqlite", "2.11", "direct"])
+def doubling(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
+    """A store that makes every other record twice."""
+    if request.param == "sqlite":
+        store: port.Store = SqliteStore(tmp_path / "store.sqlite3")
+        yield WeakPort(store, random.Random(1), lie=0.0, double=0.5)
+    else:
+        with rushdb_server(tmp_path / "store", profile=request.param) as server:
+            form = "rushdb+direct+" if request.param == "direct" else "rushdb+"
+            store = open_store(f"{form}{server.url}", token=server.token)
+            server.fail("double", on="write", probability=0.5, seed=1)
+            yield store
     store.close()
 
 
-def test_sixteen_threads_on_two_rival_superseders_leave_one_current_fact(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "store.sqlite3")
+def test_sixteen_threads_released_by_a_barrier_on_one_id_leave_one_record(doubling: Any) -> None:
+    one_id_at_once(doubling)
+
+
+def test_sixteen_threads_on_two_rival_superseders_leave_one_current_fact(doubling: Any) -> None:
+    two_rivals_at_once(doubling)
+
+
+def one_id_at_once(store: port.Store) -> None:
+    assert run_at_once(store, [given(fact())] * 16, threads=16) == []
+    assert len(records(store, "MEMORY_FACT")) == 1
+
+
+def two_rivals_at_once(store: port.Store) -> None:
     old = fact("tea")
     rivals = [fact(text, supersedesFactId=id_of(old)) for text in ("coffee", "milk")]
     driver.settle_all(store, [given(old)])
@@ -144,7 +166,7 @@ def test_sixteen_threads_on_two_rival_superseders_leave_one_current_fact(tmp_pat
     (left,) = records(store, "MEMORY_FACT", **SCOPE, active=True)
     assert left.get("factId") == max(map(id_of, rivals))
     assert left.get("validFrom") == AT
-    store.close()
+    assert len(records(store, "MEMORY_FACT")) == 3
 
 
 def run_at_once(store: Any, deliveries: Sequence[Delivery], *, threads: int) -> list[errors.IngestError]:

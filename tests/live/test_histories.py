@@ -13,7 +13,14 @@ from memory_tasks.shared_store import SharedStore
 from producer.convergence import driver
 from producer.convergence.delivery import Failed
 from producer.store.port import Store
-from tests.integration.test_convergence import LABELS, history, problems, run_at_once
+from tests.integration.test_convergence import (
+    LABELS,
+    history,
+    one_id_at_once,
+    problems,
+    run_at_once,
+    two_rivals_at_once,
+)
 from tests.live.server import open_live
 
 pytestmark = pytest.mark.live
@@ -46,3 +53,11 @@ def test_sixteen_threads_at_once_end_as_the_model_says(store: Store, seed: int) 
     assert run_at_once(SharedStore(store) if seed % 2 else store, deliveries, threads=16) == []
     assert run_at_once(store, deliveries, threads=1) == []  # the later look of each
     assert problems(schedule, store) == []
+
+
+def test_sixteen_threads_released_by_a_barrier_on_one_id_leave_one_record(store: Store) -> None:
+    one_id_at_once(store)
+
+
+def test_sixteen_threads_on_two_rival_superseders_leave_one_current_fact(store: Store) -> None:
+    two_rivals_at_once(store)
