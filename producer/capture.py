@@ -13,9 +13,9 @@ worker would only dead-letter it. The same checks, and the published schema, sta
 
 from __future__ import annotations
 
-import math
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -384,7 +384,7 @@ def _properties(given: Mapping[str, Any], max_units: int, counts: dict[str, int]
             raise errors.ContractViolation("holds a name that stored records use themselves", field="properties")
         if isinstance(value, str | bytes):
             kept[name] = _text("properties", value, min(max_units, MAX_UNITS), counts)
-        elif isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        elif isinstance(value, bool | int | float) and abs(value) <= sys.float_info.max:  # and no int beyond it
             kept[name] = value
         else:
             raise errors.ContractViolation("holds a value that is not text, number or boolean", field="properties")

@@ -10,8 +10,8 @@ and the same order given twice under the same sourceEventId is one.
 
 from __future__ import annotations
 
-import math
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,7 +60,7 @@ def _properties(given: Any) -> dict[str, port.Value]:
         if isinstance(value, str):
             if identity.utf16_length(value) > _MAX_TEXT_UNITS:
                 raise errors.ContractViolation("holds a text that is too long", field="order.properties")
-        elif not isinstance(value, bool | int | float) or not math.isfinite(value):
+        elif not isinstance(value, bool | int | float) or not abs(value) <= sys.float_info.max:  # nor an int beyond it
             raise errors.ContractViolation("holds a value that is not flat", field="order.properties")
     return dict(given)
 

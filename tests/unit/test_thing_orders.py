@@ -83,6 +83,7 @@ class TestEntityOrder:
             ("properties", {"properties": {"not camel": "x"}}),
             ("properties", {"properties": {"list": [1]}}),
             ("properties", {"properties": {"nan": float("nan")}}),
+            ("properties", {"properties": {"beyondAllDoubles": 10**400}}),
             ("properties", {"properties": {f"p{n}": n for n in range(33)}}),
             ("trustClass", {"trust_class": "very"}),
         ],

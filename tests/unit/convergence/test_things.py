@@ -122,6 +122,7 @@ class TestVersions:
             {"properties": {"Bad Name": "x"}},
             {"properties": {"nested": {"a": 1}}},
             {"properties": {"text": "x" * 6002}},
+            {"properties": {"beyondAllDoubles": 10**400}},
             {"properties": {f"p{n}": n for n in range(33)}},
         ],
     )
