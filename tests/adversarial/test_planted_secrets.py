@@ -211,6 +211,12 @@ def look_at_commands(sweep: Sweep, made: Machine, dead: list[str]) -> None:
         ("dead-letters", "list", "--json"),
         ("dead-letters", "show", dead[0], "--json"),
         ("replay", "0" * 64),
+        ("metrics",),
+        ("facts", "check"),
+        ("facts", "check", "--everywhere", "--json"),
+        ("facts", "show", dead[0]),  # of another scope than the one that asks
+        ("facts", "history", dead[0]),
+        ("facts", "history", LEAKY),
     ):
         done = made.run(*words)
         sweep.look("commands", done.stdout + done.stderr, where=" ".join(words[:2]))

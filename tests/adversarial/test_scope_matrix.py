@@ -21,10 +21,11 @@ import pytest
 import redis as redis_py
 
 from producer import config, identity
+from producer.convergence import check
 from producer.hosts import hook
 from producer.journal import Journal
 from producer.memory import AgentMemory
-from producer.recall import history
+from producer.recall import history, where
 from producer.recall import recent as recent_writes
 from producer.recall.engine import Recall, Recalled
 from producer.recall.recent import RecentWrites
@@ -173,6 +174,37 @@ def test_an_id_leads_to_its_memory_and_its_versions_in_its_own_scope_only(filled
             else:
                 assert found is None and versions == ()
                 assert history.by_id(store, reader, turn["eventId"], now=NOW) is None
+
+
+def test_look_up_history_and_check_tell_each_scope_of_its_own_facts_only(
+    tmp_path: Path, server: RedisServer, tell: Tell
+) -> None:
+    """As a host asks (`AgentMemory`), and as `memory-tasks facts check` does: every owner, every reader."""
+    settings = config_of(tmp_path, server)
+    store = open_store(settings.store_url)
+    fill(store, with_vectors=False)
+    wanting = {
+        scope: fact(f"it names what is not there, {TAGS[scope]}", scope=scope, supersedesFactId="9" * 64)
+        for scope in SCOPES
+    }
+    store.upsert("MEMORY_FACT", [stored(event) for event in wanting.values()], ["factId", "contentHash"])
+    told = {scope: events_of(scope, "store")[0]["factId"] for scope in SCOPES}
+    asked = 0
+    with AgentMemory(settings, dispatches=False) as memory:
+        for reader in SCOPES:
+            for owner, fact_id in told.items():
+                found = [memory.look_up(fact_id, scope=reader)]
+                if sum(owner.fields()[name] != value for name, value in reader.fields().items()) <= 1:
+                    found.append(memory.history(fact_id, scope=reader))
+                assert not any(one.failure for one in found)
+                assert {len(one.versions) for one in found} == {int(owner == reader)}
+                asked += owner != reader
+            problems = check.check(store, contents=where.within(reader), marks_where=where.marks_of(reader))
+            assert wanting[reader]["factId"] in {problem.id for problem in problems}
+            assert {problem.scope_key for problem in problems} == {reader.key}
+    store.close()
+    assert asked == PAIRS
+    tell(f"scope matrix, look-up by id: {PAIRS} pairs of scopes, 0 foreign rows")
 
 
 def test_copies_of_a_fact_are_asked_for_in_the_callers_scope_only(tmp_path: Path) -> None:
