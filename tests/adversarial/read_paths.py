@@ -16,6 +16,7 @@ __all__ = ["NO_RECORDS", "READING_CALLS", "READ_PATHS", "ReadPath"]
 READING_CALLS = frozenset(
     {
         *("find", "search", "edges", "edges_into", "with_vectors"),  # of the store
+        "check",  # of the convergence: whatever its wheres let through
         *("scan", "scan_segment", "pieces", "line", "take_prompt"),  # of the journal
         *("hget", "hgetall", "hmget", "hvals", "lrange", "lindex", "lpop", "mget", "zrange", "zrevrange", "zpopmin"),
     }
@@ -90,6 +91,9 @@ READ_PATHS: dict[tuple[str, str], ReadPath] = {
     ("memory_tasks.dead_letters:read", "hmget"): ReadPath(
         what="the listing: ids and codes, no content, one tenant's", held_by="operator"
     ),
+    ("memory_tasks.fact_commands:check_command", "check"): ReadPath(
+        what="ids and codes of what is amiss in a scope; of all scopes with --everywhere", held_by="five fields"
+    ),
     ("memory_tasks.demo:_find", "find"): ReadPath(what="the demo's own records, in its own store", held_by="operator"),
 }
 
@@ -99,6 +103,8 @@ NO_RECORDS: dict[tuple[str, str], str] = {
     ("producer.recall.formatting:_end_of_our_block", "find"): "a string",
     ("producer.rabbitmq:_named", "search"): "a string",
     ("producer.receipt_source:RedisReceipts.pop", "lpop"): "receipts: hashes and states",
+    ("memory_tasks.settings:Settings.load", "check"): "settings",
+    ("memory_tasks.app:_RefusesEviction.start", "check"): "how Redis is set up",
     ("memory_tasks.counts:_read", "hgetall"): "numbers",
     ("memory_tasks.lease:Lease.take", "hgetall"): "what workers say of themselves",
     ("memory_tasks.dead_letters:trim", "zpopmin"): "line hashes",
