@@ -65,8 +65,8 @@ READ_PATHS: dict[tuple[str, str], ReadPath] = {
         what="how many SESSIONs an order to forget names", held_by="operator"
     ),
     ("memory_tasks.forget_survey:_pages", "find"): ReadPath(
-        what="what an order to forget names: of a scope by the order's own where, everywhere for operators; ids and times, "
-        "texts with `forget --content` only",
+        what="what an order to forget names: of a scope by the order's own where, everywhere for operators; ids and "
+        "times, texts with `forget --content` only",
         held_by="operator",
     ),
     ("memory_tasks.forget_survey:Here._covered", "scan"): ReadPath(
