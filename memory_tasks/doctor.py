@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +19,10 @@ from rich.console import Console
 from memory_tasks import agent, eviction, hook_checks, settings, status
 from producer import counts as turn_counts
 from producer import errors, rabbitmq, redis_client, redis_url, store
+from producer.convergence.check import SKEW_S
 from producer.hosts import claude_code
 
-__all__ = ["Check", "examine", "show"]
+__all__ = ["Check", "clock", "examine", "show"]
 
 _RABBITMQ_LEAST = (3, 10)
 
@@ -257,6 +259,7 @@ def _redis(tree: settings.Settings) -> Iterator[Check]:
     try:
         yield _tried("redis", "start it or set MEMORY_REDIS_URL", lambda: _version(client))
         yield from _trusting("MEMORY_REDIS_URL", tree.producer.redis_url)
+        yield from clock(client, time.time())
         try:
             policy = str(client.config_get("maxmemory-policy").get("maxmemory-policy", ""))
         except redis.RedisError:
@@ -277,6 +280,25 @@ def _redis(tree: settings.Settings) -> Iterator[Check]:
             )
     finally:
         client.close()
+
+
+def clock(client: redis.Redis, now_s: float) -> Iterator[Check]:
+    """Whether this machine's clock agrees with Redis', which all hosts share: times decide between rival facts."""
+    try:
+        told: Any = client.time()
+    except redis.RedisError:
+        return
+    ahead_s = now_s - told[0]
+    if abs(ahead_s) <= SKEW_S:
+        yield Check(name="clock", level="ok", found="agrees with Redis'")
+        return
+    yield Check(
+        name="clock",
+        level="warn",
+        found=f"{abs(ahead_s) / 60:.0f} minutes {'ahead of' if ahead_s > 0 else 'behind'} Redis': "
+        "where two facts compete the later time wins, and it may be the wrong one",
+        todo="synchronise both clocks (NTP); `memory-tasks facts check` names facts with wrong times",
+    )
 
 
 def _version(client: redis.Redis) -> str:
