@@ -20,15 +20,14 @@ def main() -> int:
     parser.add_argument("--stores", nargs="+", choices=STORES, default=STORES)
     options = parser.parse_args()
     rows: list[Row] = []
+    print(head(), flush=True)
     for store in options.stores:
         with World(store) as world:
             row, differences = campaign(world, range(options.seed, options.seed + options.runs), orders=options.orders)
         rows.append(row)
+        print(row, flush=True)
         for difference in differences:
-            print(f"{store}: {difference}")
-    print(head())
-    for row in rows:
-        print(row)
+            print(f"{store}: {difference}", flush=True)
     return 1 if any(row.differing for row in rows) else 0
 
 
