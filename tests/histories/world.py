@@ -28,7 +28,7 @@ __all__ = ["STORES", "World"]
 STORES = ("sqlite", "rest", "direct")
 JOURNAL = "0123456789abcdef" * 2
 TIMES = {
-    "MEMORY_VISIBILITY_TIMEOUT_S": "600",  # nobody is killed here: each message has one receipt, however slow the machine
+    "MEMORY_VISIBILITY_TIMEOUT_S": "600",  # nobody is killed: one receipt a message, however slow the machine
     "MEMORY_RETRY_MAX_COUNTDOWN_S": "0.5",
     "MEMORY_STORE_LATE_S": "3",
     "MEMORY_STORE_TIMEOUT_S": "4",
