@@ -107,7 +107,7 @@ def of_body(id_: str, body: Mapping[str, Any]) -> Receipt:
             delay_s=min(max(float(body.get("delayS", 0)), 0.0), MAX_DELAY_S),
             deaths=int(body.get("deaths", 0)),
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise errors.DamagedLine("not a receipt") from None
     return receipt
 
@@ -147,5 +147,5 @@ def decode(entry: str | bytes, *, journal_id: str, secret_of: Callable[[str], by
         if not hmac.compare_digest(expected.encode(), str(given).encode("utf-8", "replace")):
             raise errors.SignatureRefused("wrong_signature")
         return of_body(str(body["id"]), body)
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, errors.ContractViolation):
         raise errors.DamagedLine("not a receipt entry") from None

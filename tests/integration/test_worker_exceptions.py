@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from memory_tasks import dead_letters
+from memory_tasks import counts, dead_letters
+from producer import message
 from producer.receipt import State
 from tests import worker_messages as make
 from tests.integration.test_worker import Bench, wait_for
@@ -79,3 +80,32 @@ def test_a_task_that_raises_with_the_text_even_over_its_receipts_is_told_by_clas
     (bench.faults / "quote-receipts").unlink()
     bench.publish(make.item(make.line(event)), task_id=event["eventId"])  # as its journal does, without a receipt
     assert bench.receipts(1)[0].state is State.STORED
+
+
+def test_messages_nested_too_deep_to_be_read_are_dropped_and_the_worker_goes_on(bench: Bench) -> None:
+    """By whoever can write to the broker and has no key: deep enough for our canonical form, and for any parser."""
+    deep: list[object] = []
+    for _ in range(800):
+        deep = [deep]
+    headers = {message.HEADER_KEY_ID: bench.key.id, message.HEADER_SIGNATURE: "0" * 64}
+    bench.setup.app.send_task(message.TASK_NAME, kwargs={"batch": deep}, headers=headers, queue=message.QUEUE)
+    wait_for(bench.idle, bench.setup)
+    template = {
+        "body": base64.b64encode(b"[[], " + b"[" * 100_000 + b", {}]").decode(),
+        "content-encoding": "utf-8",
+        "content-type": "application/json",
+        "headers": {"lang": "py", "task": message.TASK_NAME, "id": "deep", **headers},
+        "properties": {
+            "delivery_mode": 2,
+            "delivery_info": {"exchange": "", "routing_key": message.QUEUE},
+            "priority": 0,
+            "body_encoding": "base64",
+            "delivery_tag": "deep",
+        },
+    }
+    bench.redis.lpush(message.QUEUE, json.dumps(template))
+    event = make.episode()
+    bench.publish(make.item(make.line(event)), task_id=event["eventId"])
+    assert bench.receipts(1)[0].state is State.STORED
+    assert counts.read_refused(bench.redis)["wrong_signature"] == 1
+    assert "action=fault" not in bench.container.logs()

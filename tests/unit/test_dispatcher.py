@@ -277,9 +277,11 @@ def test_receipts_that_are_not_ours_are_refused_and_counted(host: Host) -> None:
         receipt.encode(receipt_of(line, State.DISCARDED), journal_id=id_, key=KEY),
         "not json",
         "[]",
+        "[" * 100_000,
+        '{"keyId": "host", "signature": "", "receipt": ' + "[" * 900 + "]" * 900 + "}",
     ]
     host.rounds()
-    assert host.dispatcher.status().receipts_refused == 7
+    assert host.dispatcher.status().receipts_refused == 9
     assert host.dispatcher.status().in_flight == 1
     assert host.kinds().count("receipt") == 0
 
