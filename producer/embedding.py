@@ -70,7 +70,7 @@ class Embedder:
             if [item["index"] for item in ordered] != list(range(len(texts))):
                 raise errors.StoreUnavailable("the embeddings endpoint left a text out")
             return [self._checked(item["embedding"]) for item in ordered]
-        except (ValueError, TypeError, KeyError) as problem:
+        except (ValueError, TypeError, KeyError, RecursionError) as problem:
             raise errors.StoreUnavailable("the embeddings endpoint answered in no known form") from problem
 
     def _post(self, body: bytes) -> tuple[int, float, bytes]:
