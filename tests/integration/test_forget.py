@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,15 @@ import pytest
 import redis as redis_py
 from typer.testing import CliRunner, Result
 
-from memory_tasks import cli, terminal
-from producer import config, keys
+from memory_tasks import cli, forget_survey, settings, terminal
+from producer import capture, config, keys, store
+from producer.convergence import forget, ordered
 from producer.journal import Journal, prompts, segments
 from producer.memory import AgentMemory
 from producer.outcomes import Durable, Refused
 from producer.receipt import Receipt, State
 from producer.scope import Scope
+from tests.integration.test_memory import until
 from tests.redis_server import RedisServer, redis_server
 from tests.tiny_worker import TinyWorker
 
@@ -158,6 +162,25 @@ def test_a_scope_that_is_not_proven_may_order_nothing(bench):
     with AgentMemory(bench.settings, dispatches=False) as memory:
         outcome = memory.forget(everything=True)
         assert isinstance(outcome, Refused) and outcome.reason == "scope_invalid"
+
+
+def test_what_was_stored_after_an_orders_mark_is_no_target_of_it(tmp_path, bench):
+    given = settings.Settings.load({**bench.environment, "MEMORY_FORGET_MARGIN_S": "0"})
+    order = capture.build_forget_order(
+        scope=ANN, runtime="custom", at="2026-12-01T10:00:00.000Z", group={"participant": ANN.participant_scope_hash}
+    )
+    target, named = forget.target_of(order), ordered.of_body(order)
+    assert named is not None
+    with contextlib.closing(store.open_store(given.producer.store_url)) as opened:
+        for number, label in enumerate(("MEMORY_FACT", "MEMORY_MARK", "MEMORY_FACT")):
+            row = {"factId": f"{number:064x}", "target": named.key, "by": "b" * 64, **ANN.fields()}
+            opened.upsert(label, [row], ["factId"])
+            made = opened.find(label, {"factId": row["factId"]}).records[0].id
+            until(lambda made=made: time.time() * 1000 > forget.made_ms(made) + 1)  # ids tell milliseconds
+    assert len(forget_survey.survey(given, target, named).records) == 2
+    found = forget_survey.survey(given, target, named, order_id="b" * 64)
+    assert [record.get("factId") for record in found.records] == [f"{0:064x}"]
+    assert [record.get("factId") for record in found.newer] == [f"{2:064x}"]
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

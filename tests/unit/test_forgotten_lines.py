@@ -162,6 +162,18 @@ def test_what_was_captured_later_stays(host: Host) -> None:
     later = turn(host, "one")
     host.rounds()
     settled(host, later)
-    forget(host, target="f" * 64)
-    host.rounds(5, every_s=6)
-    assert states(host)[later.hash] == "stored"
+    host.restart()  # the next drainer finds the order, and begins again
+    host.rounds(3, every_s=6)
+    assert states(host) == {order.hash: "stored", later.hash: "stored"}
+
+
+def test_what_was_captured_later_and_stored_before_the_order_was_settled_leaves_with_its_group(host: Host) -> None:
+    order = forget(host)
+    host.rounds()
+    host.clock.advance(120)
+    later = turn(host, "one")
+    host.rounds()
+    settled(host, later)
+    settled(host, order)
+    host.rounds(2, every_s=6)
+    assert states(host)[later.hash] == "forgotten"
