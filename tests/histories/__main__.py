@@ -6,6 +6,7 @@ A difference is printed with the seed of its history, and the exit code is 1.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 
 from tests.histories.campaign import Row, campaign, head
@@ -19,6 +20,7 @@ def main() -> int:
     parser.add_argument("--orders", type=int, default=40, help="orders of a large history")
     parser.add_argument("--stores", nargs="+", choices=STORES, default=STORES)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the world's processes end with this one
     rows: list[Row] = []
     print(head(), flush=True)
     for store in options.stores:
