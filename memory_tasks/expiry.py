@@ -27,18 +27,17 @@ from typing import Any, Protocol
 
 from memory_tasks import clock, counts, expiry_turns, incoming, redis_errors, tenants
 from producer import errors, identity, keys, message
-from producer.convergence import content, delivery
+from producer.convergence import content, delivery, marks
 from producer.convergence.content import FACT
 from producer.journal import segments
 from producer.scope import Scope
 from producer.store import port
 
-__all__ = ["BATCH", "BY", "COUNTED", "RUN_S", "TASK_NAME", "Expiry", "Outcome", "arguments"]
+__all__ = ["BATCH", "COUNTED", "RUN_S", "TASK_NAME", "Expiry", "Outcome", "arguments"]
 
 logger = logging.getLogger(__name__)
 
 TASK_NAME = "memory.expire"
-BY = "expired"  # who forgot it, in the mark: no order's id looks like this
 BATCH = 100  # facts settled together
 RUN_S = 20.0  # a run holds a thread that deliveries want too; the next one goes on
 COUNTED = "expired"
@@ -248,7 +247,7 @@ def _order(record: port.Record, due: str) -> delivery.Delivery:
     assert scope is not None
     until = identity.normal_time(record.get("validUntil"))
     order = {"what": "forget", "target": record.get("factId"), "scope": scope.fields(), "at": until}
-    return delivery.Delivery(line_hash="", id=BY, kind="order", event=order, appended_at=due)
+    return delivery.Delivery(line_hash="", id=marks.EXPIRY, kind="order", event=order, appended_at=due)
 
 
 def _all(store: port.Store, where: port.Where) -> Iterator[port.Record]:

@@ -21,6 +21,7 @@ from producer.store import port
 __all__ = [
     "ENDING",
     "EVERYWHERE",
+    "EXPIRY",
     "FORGOTTEN",
     "RETRACTED",
     "SUPERSEDED",
@@ -29,6 +30,7 @@ __all__ = [
     "Standing",
     "claims",
     "counts",
+    "expired_at",
     "forgotten",
     "is_there",
     "read",
@@ -42,6 +44,7 @@ RETRACTED = "retracted"
 FORGOTTEN = "forgotten"
 ENDING = frozenset({SUPERSEDED, RETRACTED, FORGOTTEN})  # what any reader must respect; others are links
 EVERYWHERE = "*"
+EXPIRY = "expired"  # who forgot a fact whose time was over; no order's id looks like this
 _WRITES = 20  # of one mark: so many lies in a row are none
 
 Claim = tuple[str, str]  # (at, by): the greatest stands
@@ -107,6 +110,12 @@ def retracted_at(found: Iterable[Mark], scope_key: str) -> str | None:
 
 def forgotten(found: Iterable[Mark], scope_key: str) -> bool:
     return any(m.what == FORGOTTEN and counts(m, scope_key) for m in found)
+
+
+def expired_at(found: Iterable[Mark], scope_key: str) -> str | None:
+    """The validUntil of a fact that was removed when its time was over; None of one that was forgotten on order."""
+    ordered = [m for m in found if m.what == FORGOTTEN and counts(m, scope_key)]
+    return min((m.at for m in ordered), default=None) if all(m.by == EXPIRY for m in ordered) else None
 
 
 def standing(found: Iterable[Mark], scope_key: str) -> Standing:

@@ -7,7 +7,7 @@ from the marks, not from the record's own words, which a worker may be about to 
     current      it is recalled
     superseded   `by` took its place at `ended_at`
     retracted    it was taken back at `ended_at`, and nothing took its place
-    expired      its `validUntil` has passed
+    expired      its `validUntil` has passed; later nothing but the id is left
     kept_aside   other content under the same id stands (a conflict); this one is kept and not recalled
     forgotten    on order: nothing but the id is left
     missing      something names it, and it is not in the store: not delivered yet, or dead
@@ -79,7 +79,7 @@ def by_id(store: port.Store, scope: Scope, id_: str, *, now: str) -> Version | N
         if records:
             return _versions(label, id_, records, on, scope.key, now)[0]
     if marks.forgotten(on, scope.key):
-        return Version(id=id_, label="", state=State.FORGOTTEN)
+        return _gone(id_, "", on, scope.key)
     return None
 
 
@@ -157,9 +157,10 @@ def _versions(
     label: str, id_: str, records: Collection[port.Record], on: Iterable[marks.Mark], scope_key: str, now: str
 ) -> list[Version]:
     """The versions that one id comes to: the one that stands first, then what is kept aside."""
+    on = list(on)
     said = marks.standing(on, scope_key)
     if said.forgotten:
-        return [Version(id=id_, label=label, state=State.FORGOTTEN)]
+        return [_gone(id_, label, on, scope_key)]
     shown = [same[0] for same in content.copies(records)] or sorted(records, key=lambda r: r.id)[:1]
     if not shown:
         return [Version(id=id_, label=label, state=State.MISSING)]
@@ -173,6 +174,14 @@ def _versions(
             for record in aside
         ),
     ]
+
+
+def _gone(id_: str, label: str, on: Iterable[marks.Mark], scope_key: str) -> Version:
+    """What is left of an id that was forgotten."""
+    ended_at = marks.expired_at(on, scope_key)
+    if ended_at is not None:
+        return Version(id=id_, label=FACT, state=State.EXPIRED, ended_at=ended_at)
+    return Version(id=id_, label=label, state=State.FORGOTTEN)
 
 
 def _version(label: str, id_: str, record: port.Record, said: marks.Standing, now: str) -> Version:

@@ -318,13 +318,13 @@ def test_a_run_removes_what_expired_long_enough_ago_and_leaves_a_mark_that_says_
     assert world.run() == expiry.Outcome(removed=1)
     assert set(world.facts()) == {one["factId"] for one in (kept, lasting, later)}
     assert world.marks() == [
-        marks.Mark(what=marks.FORGOTTEN, target=gone["factId"], by=expiry.BY, scope_key=make.SCOPE.key, at=LONG_AGO)
+        marks.Mark(what=marks.FORGOTTEN, target=gone["factId"], by=marks.EXPIRY, scope_key=make.SCOPE.key, at=LONG_AGO)
     ]
     assert not world.client.hexists(key_name("local", make.SCOPE.key), gone["factId"])
-    found = by_id(world.store, make.SCOPE, gone["factId"], now=NOW)
-    assert found is not None and found.state is Standing.FORGOTTEN
-    found = by_id(world.store, make.SCOPE, kept["factId"], now=NOW)
-    assert found is not None and found.state is Standing.EXPIRED
+    for one, until, is_there in ((gone, LONG_AGO, False), (kept, A_MOMENT_AGO, True)):
+        found = by_id(world.store, make.SCOPE, one["factId"], now=NOW)
+        assert found is not None
+        assert (found.state, found.ended_at, found.record is not None) == (Standing.EXPIRED, until, is_there)
     assert world.problems() == []
     assert world.run() == expiry.Outcome()
     assert counts.read(world.client, "local")["expired"] == 1
@@ -681,7 +681,9 @@ def test_the_command_shows_what_would_go_and_removes_it(tmp_path, server, client
         assert here.json("expire") == {"dryRun": False, "tenants": [{**row, "removed": 1}]}
         assert here.run("expire").stdout == "local  0 removed\n"
         assert [record.get("factId") for record in here.records(FACT, {})] == [kept["factId"]]
-        assert make.SECRET_WORDS not in here.logged()
+        assert here.json("remember", "Bring bread.", "--kind", "note")["outcome"] == "durable"
+        (_, line), *_ = here.lines("event")
+        assert line["event"]["validUntil"] > line["event"]["validFrom"]
 
 
 # -- turns ------------------------------------------------------------------------------------------------------------
