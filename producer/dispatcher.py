@@ -22,7 +22,8 @@ test of its name:
 - at start receipts are read first (as many as a list can hold); then every line with a `sent` and no terminal receipt
   is published as unsure
 - only the drainer compacts and asks about dead lines
-- a round that failed loses nothing: the journal is read again from its start
+- a round that failed loses nothing: the journal is read again from its start. What was in flight still is, so rounds
+  that go on failing publish nothing again and again
 - memory: about half a kilobyte per pending line, no texts
 
 One daemon thread; nothing here runs on a host's thread. Publishing and receipts are passed in, this module knows
@@ -31,19 +32,21 @@ neither kombu nor redis.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from producer import drainer, message, receipt_intake
 from producer.backoff import BackOff
 from producer.drainer import Role
 from producer.forgotten_lines import ForgottenLines
 from producer.journal import Journal, compaction, quarantine
-from producer.journal.index import Index
+from producer.journal.index import Entry, Index
 from producer.pending import Pending
 from producer.publishing import Publication, Publisher, Publishing, note_bug
 from producer.receipt import MAX_LISTED, State
@@ -114,6 +117,7 @@ class Dispatcher:
         self._stop = threading.Event()
         self._flushes: list[_Flush] = []
         self._role = Role.NONE
+        self._flights_before: dict[bytes, float] = {}
         self._rounds = BackOff(self._rng)
         self._broker = BackOff(self._rng)
         self._redis = BackOff(self._rng)
@@ -225,6 +229,9 @@ class Dispatcher:
             note_bug(problem, self._tally)
             self._rounds.fail(self._monotonic())
             with self._turn:
+                # When what is in flight was published is known all the same: rounds that go on failing would publish
+                # it each time.
+                self._flights_before |= self._pending.window.flights()
                 self._forget()
             return False
 
@@ -245,6 +252,7 @@ class Dispatcher:
             role = self._lock.role(now_s)
             if role is not self._role:
                 if Role.NONE in (role, self._role):
+                    self._flights_before = {}
                     self._forget()
                 self._role = role
             busy = False
@@ -279,8 +287,12 @@ class Dispatcher:
         self._index.poll()
         changes = self._index.take_changes()
         fresh, self._has_looked = self._has_looked, True
+        flights, self._flights_before = self._flights_before, {}
+        for published_s, entry in _still_in_flight(changes.appeared, flights):
+            self._pending.is_in_flight(entry, published_s)
         for entry in changes.appeared:
-            self._pending.appeared(entry, now_s, fresh=fresh)
+            if entry not in self._pending.window:
+                self._pending.appeared(entry, now_s, fresh=fresh)
             self._forgotten.receipted(entry)
         new = set(changes.appeared)
         for entry in changes.receipted:
@@ -327,6 +339,10 @@ class Dispatcher:
                 flush.done.set()
 
     def _report(self, now_s: float) -> None:
+        if self._role is not Role.NONE and not self._has_looked:  # a round failed: of lines, what was known before
+            counted: dict[str, Any] = dict(self._tally.counted)
+            self._status = dataclasses.replace(self._status, **counted)
+            return
         self._reported_s = now_s
         waiting, window = self._pending.waiting, self._pending.window
         appended_ms = [entry.appended_ms for entry in (*waiting, *window)]
@@ -348,6 +364,16 @@ class Dispatcher:
 
     def _after_fork_in_child(self) -> None:
         self._start_fresh()
+
+
+def _still_in_flight(appeared: Iterable[Entry], flights: Mapping[bytes, float]) -> list[tuple[float, Entry]]:
+    """Which of these were published, and when, and got no word since; those published first at the front."""
+    found = [
+        (flights[entry.hash], entry)
+        for entry in appeared
+        if entry.hash in flights and entry.is_open and entry.sent_ms >= entry.last_ms
+    ]
+    return sorted(found, key=lambda one: one[0])
 
 
 def _after_fork_in_child() -> None:

@@ -88,6 +88,12 @@ class Pending:
         else:
             self.waiting.add(entry)
 
+    def is_in_flight(self, entry: Entry, published_s: float) -> None:
+        """The broker has got a line that was not here before: it was published then. It comes again by the window's
+        rules, and is unsure."""
+        self.known(entry).unsure = True
+        self.window.add(entry, published_s, only_once=False)
+
     def receipted(self, entry: Entry, now_s: float) -> None:
         """The receipt that holds for this line changed."""
         if entry.state is not State.DEAD:

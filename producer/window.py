@@ -50,6 +50,10 @@ class Window:
     def __contains__(self, entry: Entry) -> bool:
         return entry in self._flights
 
+    def flights(self) -> dict[bytes, float]:
+        """When each was published, by the hash of its line."""
+        return {entry.hash: flight.published_s for entry, flight in self._flights.items()}
+
     def has_room(self, events: int, length: int, *, fresh: bool) -> bool:
         """Whether so many more lines, of this length in all, may be published; when nothing is in flight one may."""
         share = 1.0 if fresh else _SHARE_OF_OLD

@@ -178,6 +178,65 @@ def test_a_line_in_flight_that_brings_out_a_bug_is_tried_now_and_then_and_not_on
     host.dispatcher.close()
 
 
+# Rounds that fail again and again
+
+
+def test_rounds_that_fail_after_publishing_do_not_publish_what_is_in_flight_again_and_again() -> None:
+    host = Host()
+    host.broker.waiting = 5000  # no worker runs
+    captured = host.capture(50)
+    (deferred,) = host.capture(1, start=50)
+    host.rounds()
+    host.receipt(deferred, State.DEFERRED, reason="held", delay_s=1)
+    host.rounds(3, every_s=10)
+    published = len(host.broker.items())
+    assert published == 52
+
+    def fail(now_s: float) -> None:
+        raise ZeroDivisionError
+
+    maintain = host.dispatcher._maintain
+    host.dispatcher._maintain = fail  # type: ignore[method-assign]
+    for _ in range(20):
+        host.clock.advance(30)
+        assert not host.dispatcher._run_guarded()
+    assert host.dispatcher.status().failed_rounds == 20
+    assert len(host.broker.items()) == published
+    assert host.dispatcher.status().pending == 51
+    host.dispatcher._maintain = maintain  # type: ignore[method-assign]
+    for line in (*captured, deferred):
+        host.receipt(line)
+    host.rounds(2)
+    assert host.dispatcher.status().pending == 0
+    host.dispatcher.close()
+
+
+def test_after_a_round_that_failed_what_is_in_flight_comes_again_by_the_rules_and_as_unsure() -> None:
+    host = Host()
+    (line,) = host.capture(1)
+    host.rounds()
+    host.broker.take()
+    maintain, calls = host.dispatcher._maintain, []
+
+    def fail_once(now_s: float) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise ZeroDivisionError
+        maintain(now_s)
+
+    host.dispatcher._maintain = fail_once  # type: ignore[method-assign]
+    for _ in range(29):
+        host.clock.advance(10)
+        host.dispatcher._run_guarded()
+    assert host.broker.published == []
+    for _ in range(3):
+        host.clock.advance(10)
+        host.dispatcher._run_guarded()
+    assert host.broker.ids() == [line.id]
+    assert host.broker.items()[0]["unsure"]
+    host.dispatcher.close()
+
+
 # Flush
 
 
