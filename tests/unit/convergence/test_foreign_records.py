@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from producer import keys
-from producer.convergence import driver
+from producer.convergence import driver, reader
 from producer.convergence.delivery import Settled
 from producer.receipt import State
 from producer.store.sqlite import SqliteStore
@@ -73,3 +73,19 @@ def test_a_mark_on_a_group_whose_time_is_none_covers_nothing_and_fails_nobody(st
     mark = {"markKey": "k", "what": "forgotten", "target": group, "by": "x", "scopeKey": SCOPE_KEY, "at": at}
     store.create("MEMORY_MARK", [mark])
     assert driver.settle_all(store, [given(EPISODE), given(FACT)]) == [STORED] * 2
+
+
+def test_a_record_of_theirs_that_is_linked_on_order_has_not_ended_and_one_that_is_retracted_has(
+    store: SqliteStore,
+) -> None:
+    linked, retracted = fact("linked"), fact("retracted")
+    store.create("MEMORY_FACT", [linked, retracted])
+    ends = {name: {"label": "MEMORY_FACT", "key": id_of(one)} for name, one in (("from", linked), ("to", retracted))}
+    settled = driver.settle_all(
+        store, [order("link", type="CONTRADICTS", **ends), order("retract", target=id_of(retracted))]
+    )
+    assert settled == [STORED] * 2
+    found = reader.keep(records(store, "MEMORY_FACT"))
+    marks_found = records(store, "MEMORY_MARK")
+    assert {mark.get("what") for mark in marks_found} >= {"link:CONTRADICTS:out:MEMORY_FACT", "retracted"}
+    assert [r.get("text") for r in reader.without_ended(found, marks_found=marks_found, ours=[])] == ["linked"]
