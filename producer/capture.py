@@ -210,7 +210,7 @@ def build_fact(
         "eventType": "fact",
         "runtime": _choice("runtime", runtime),
         **scope.fields(),
-        "text": _text("text", text, max_units, counts),
+        "text": _text("text", text, max_units, counts, names=(kind, subject_key)),
         "kind": _name("kind", kind, counts),
         "subjectKey": _name("subjectKey", subject_key, counts),
         "confidence": confidence,
@@ -335,13 +335,20 @@ def order_id(order: Mapping[str, Any]) -> str:
     return identity.sha256_hex(identity.canonical_json(order))
 
 
-def _text(field: str, text: str | bytes, max_units: int, counts: dict[str, int]) -> str:
+def _text(field: str, text: str | bytes, max_units: int, counts: dict[str, int], *, names: Sequence[str] = ()) -> str:
+    """The safe text. `names`: what it stands under, which may say that a text of one word is a secret."""
     if not isinstance(text, (str, bytes, bytearray)):
         raise errors.ContractViolation("is not text", field=field)
     safe, found = safe_text(text, max_units=max_units)
     if not safe:
         raise errors.ContractViolation("is blank", field=field)
     _add(counts, found)
+    for name in names if not any(character.isspace() for character in safe) else ():
+        told = f"{str(name)[:MAX_NAME_UNITS]}: "
+        redacted, found = redaction.redact(told + safe)
+        if found and redacted.startswith(told):
+            _add(counts, found)
+            return _bounded(redacted.removeprefix(told), max_units)
     return safe
 
 
@@ -383,7 +390,7 @@ def _properties(given: Mapping[str, Any], max_units: int, counts: dict[str, int]
         if name in keys.OWN_PROPERTIES:
             raise errors.ContractViolation("holds a name that stored records use themselves", field="properties")
         if isinstance(value, str | bytes):
-            kept[name] = _text("properties", value, min(max_units, MAX_UNITS), counts)
+            kept[name] = _text("properties", value, min(max_units, MAX_UNITS), counts, names=(name,))
         elif isinstance(value, bool | int | float) and abs(value) <= sys.float_info.max:  # and no int beyond it
             kept[name] = value
         else:

@@ -203,6 +203,28 @@ def test_secrets_are_redacted_and_counted_in_every_field_that_is_stored() -> Non
     assert KEY not in json.dumps(fact.event) and "AKIA" not in json.dumps(fact.event)
 
 
+@pytest.mark.parametrize(("kind", "subject"), [("password", "wifi"), ("note", "wifi password"), ("apiKey", "s")])
+def test_a_word_under_the_name_of_a_secret_is_one(kind: str, subject: str) -> None:
+    value = "Tr0ubadour88heron"
+    captured = _fact(text=value, kind=kind, subject_key=subject)
+    assert captured.event["text"] in ("[redacted:password]", "[redacted:secret]") and len(captured.redactions) == 1
+    assert _fact(text=value).event["text"] == value
+    assert _fact(text="Mondays", kind=kind, subject_key=subject).event["text"] == "Mondays"
+    order = capture.build_entity_order(
+        scope=SCOPE,
+        runtime="custom",
+        label="ENTITY",
+        kind="server",
+        name="db",
+        properties={"dbPassword": value, "host": value, "note": f"{value} is a word"},
+        source_event_id="e",
+        trust_class="trusted",
+        provenance="test",
+        at=AT,
+    )
+    assert order["properties"] == {"dbPassword": "[redacted:password]", "host": value, "note": f"{value} is a word"}
+
+
 def test_an_id_that_holds_a_path_or_is_too_long_stays_one_id() -> None:
     session_id = capture.session_id_of("/home/alice/s.jsonl")
     assert session_id == capture.session_id_of("/home/alice/s.jsonl") == capture.session_id_of(session_id)
