@@ -52,7 +52,8 @@ class ProducerConfig:
     )
     broker_url: str = _setting(
         MISSING,
-        "Celery broker: `redis://`, `rediss://`, `redis+socket://`, `sentinel://`, `amqp://`, `amqps://` (forms below).",
+        "Celery broker: `redis://`, `rediss://`, `redis+socket://`, `sentinel://`, `amqp://`, `amqps://` "
+        "(forms below).",
         unit="URL",
         shown="redis+socket://<state>/redis/redis.sock",
     )
