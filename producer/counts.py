@@ -12,6 +12,7 @@ Standard library only.
 from __future__ import annotations
 
 import fcntl
+import contextlib
 import json
 import os
 import time
@@ -82,7 +83,8 @@ def _open_lock(folder: str) -> int:
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except FileNotFoundError:  # where every turn is refused, nothing but counts makes the directory
-        os.mkdir(folder, 0o700)  # noqa: PTH102
+        with contextlib.suppress(FileExistsError):  # another process was first
+            os.mkdir(folder, 0o700)  # noqa: PTH102
         return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
 
 

@@ -137,7 +137,8 @@ def test_counts_are_bounded_and_survive_damage(tmp_path):
     (tmp_path / "counts.json").write_text("{damaged")
     assert counts.read(tmp_path) == {}
     assert counts.add(tmp_path, "h", {"n": 1}) and counts.read(tmp_path) == {"h": {"n": 1}}
-    assert not counts.add(tmp_path / "missing", "h", {"n": 1})
+    assert counts.add(tmp_path / "missing", "h", {"n": 1}) and counts.read(tmp_path / "missing") == {"h": {"n": 1}}
+    assert not counts.add(tmp_path / "none" / "missing", "h", {"n": 1})
 
 
 def test_a_count_is_dropped_rather_than_waited_for(tmp_path):
