@@ -156,20 +156,22 @@ def settle_all(
         for delivery, until in zip(deliveries, untils or [math.inf] * len(deliveries), strict=True)
     ]
     rounds = _Rounds(store, recent, embedder, waker)
-    for run in runs:
-        run.go_on()
-    for _ in range(MAX_ROUNDS):
-        live = [run for run in runs if run.result is None]
-        if not live:
-            break
-        rounds.send(live)
-        for run in live:
-            if run.result is None:
-                run.go_on()
+    try:
+        for run in runs:
+            run.go_on()
+        for _ in range(MAX_ROUNDS):
+            live = [run for run in runs if run.result is None]
+            if not live:
+                break
+            rounds.send(live)
+            for run in live:
+                if run.result is None:
+                    run.go_on()
+    finally:  # also when this ends in an error that nobody foresaw
+        rounds.take_back([run for run in runs if not isinstance(run.result, Settled)])
     for run in runs:
         if run.result is None:
             run.fail(errors.StoreUnavailable("no progress: what the store acknowledged does not stay"))
-    rounds.take_back([run for run in runs if isinstance(run.result, Failed)])
     return _with_twins(runs)
 
 
@@ -370,7 +372,7 @@ class _Rounds:
         self._cached(live, partial(self._recent.put_all, entries))
 
     def take_back(self, runs: Sequence[_Run]) -> None:
-        """Drop what runs that failed had put into the recent writes: no last look has confirmed it."""
+        """Drop what runs that did not settle had put into the recent writes: no last look has confirmed it."""
         asks = [
             _Ask(requests.CacheDrop(scope_key=scope_key, id=id_), run, 0) for run in runs for scope_key, id_ in run.put
         ]

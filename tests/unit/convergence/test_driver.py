@@ -317,6 +317,20 @@ def test_a_recent_write_of_a_delivery_that_failed_is_taken_back(store: SqliteSto
     assert not shelf.entries
 
 
+def test_a_recent_write_is_taken_back_also_when_settling_ends_in_an_error_that_nobody_foresaw(
+    store: SqliteStore,
+) -> None:
+    shelf = Shelf()
+
+    def fault_after_put(name: str, label: str, _: Any) -> None:
+        if shelf.entries:
+            raise KeyError("a bug")
+
+    with pytest.raises(KeyError):
+        driver.settle_all(CountingStore(store, fault_after_put), [given(fact())], recent=shelf)
+    assert not shelf.entries
+
+
 def test_a_recent_write_of_a_copy_that_died_goes_when_its_event_is_no_longer_current(store: SqliteStore) -> None:
     shelf = Shelf()
     old = fact("tea")
