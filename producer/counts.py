@@ -11,8 +11,8 @@ Standard library only.
 
 from __future__ import annotations
 
-import fcntl
 import contextlib
+import fcntl
 import json
 import os
 import time
