@@ -8,10 +8,10 @@ Fields: `stored` (events, facts and orders, each at its first delivery), `duplic
 memory_tasks.firsts), `conflicts` (other content under an id), `forgotten`, `dead`, `dead:<code>`, `deferred`,
 `deferred:<code>`, `retried` (Celery retries), `looks` (later looks), `failed:<code>`, `deaths` (children that died over
 one event), `held` (not tried while the store was known to be away), `store_outages` (how often that began, by any
-worker), `checked` (dead lines asked about), `expired` (facts removed after their time; two workers at once may count one
-twice), `attempts:<n>` (lines that ended at attempt n, from 2), `cache_errors`, `damaged`, `last_stored_ms` (unix time of
-the last stored receipt, by the worker's clock) and `since_ms` (when the first of these counts was made: Redis forgot
-what was before). Codes are ours and few. Receipts, not these numbers, say what became of an event.
+worker), `checked` (dead lines asked about), `expired` (facts removed after their time; two workers at once may both
+count one), `attempts:<n>` (lines that ended at attempt n, from 2), `cache_errors`, `damaged`, `last_stored_ms` (unix
+time of the last stored receipt, by the worker's clock) and `since_ms` (when the first of these counts was made: Redis
+forgot what was before). Codes are ours and few. Receipts, not these numbers, say what became of an event.
 
 Both keys live as long as the deployment; they are on the list of keys without a time to live.
 """

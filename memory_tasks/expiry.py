@@ -19,6 +19,7 @@ what has expired is said by the records and the worker's own clock, so that aski
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,6 +42,9 @@ TASK_NAME = "memory.expire"
 BATCH = 100  # facts settled together
 RUN_S = 20.0  # a run holds a thread that deliveries want too; the next one goes on
 COUNTED = "expired"
+
+_ID = re.compile(r"[0-9a-f]{64}", re.ASCII)  # of others a mark may never be found again (RushDB and "constructor")
+_Place = tuple[Any, str | None]  # factId and scopeKey
 
 
 def arguments(tenant: str, *, at_ms: int) -> dict[str, Any]:
@@ -84,7 +88,6 @@ class Expiry:
         kept_s: float,
         visibility_timeout_s: float,
         wall_s: Callable[[], float] = time.time,
-        now_s: Callable[[], float] = clock.now_s,
     ) -> None:
         self._tenants = tenants
         self._settler = settler
@@ -93,7 +96,6 @@ class Expiry:
         self._kept_s = kept_s
         self._visibility_timeout_s = visibility_timeout_s
         self._wall_s = wall_s
-        self._now_s = now_s
 
     def receive(self, given: Mapping[str, Any], headers: Mapping[str, Any], *, received_s: float) -> Outcome | None:
         """Do what one message asks for; None when no known key of that tenant signed it: counted, and gone."""
@@ -101,7 +103,7 @@ class Expiry:
             tenant = self._verified(given, headers)
         except errors.SignatureRefused as refusal:
             logger.warning("action=message_refused task=expire reason=%s; counted, not retried", refusal.reason)
-            self._count(counts.REFUSED, {refusal.reason: 1})
+            self._count_refused(refusal.reason)
             return None
         outcome = self.run(tenant, until=received_s + self._visibility_timeout_s / 2)
         if outcome.more:
@@ -126,7 +128,7 @@ class Expiry:
             (time.monotonic() - began_s) * 1000,
         )
         if outcome.removed:
-            self._count(counts.key_name(tenant), {COUNTED: outcome.removed})
+            self._count_removed(tenant, outcome.removed)
         return outcome
 
     def look(self, tenant: str, *, limit: int) -> Outcome:
@@ -146,7 +148,7 @@ class Expiry:
         return Outcome(kept=kept, ids=tuple(found)[:limit], more=len(found) > limit)
 
     def _removed(self, tenant: str, until: float) -> Outcome:
-        until = min(until, self._now_s() + RUN_S)
+        until = min(until, clock.now_s() + RUN_S)
         store = self._settler.store(tenant, until=until)
         due = self._due()
         removed = kept = 0
@@ -157,23 +159,28 @@ class Expiry:
                     return Outcome(removed=removed, kept=kept)
                 for start in range(0, len(page.records), BATCH):
                     going, staying = _judged(store, page.records[start : start + BATCH], due)
-                    orders = [_order(record, due) for record in _one_each(going)]
-                    results = self._settler.settle(tenant, orders, until=until) if orders else []
-                    refused = {
-                        order.event["target"]
-                        for order, result in zip(orders, results, strict=True)
-                        if isinstance(result, delivery.Failed) and isinstance(result.error, errors.Permanent)
-                    }
+                    results = self._settled(tenant, going, until)
+                    refused = {place for place, result in results.items() if _is_refused(result)}
                     # Who finds it gone already, and its mark there, has not removed it.
-                    removed += sum(isinstance(one, delivery.Settled) and not one.duplicate for one in results)
-                    kept += len(staying) + sum(record.get("factId") in refused for record in going)
-                    for result in results:
-                        if isinstance(result, delivery.Failed) and isinstance(result.error, errors.Retryable):
+                    removed += sum(isinstance(one, delivery.Settled) and not one.duplicate for one in results.values())
+                    kept += len(staying) + sum(_place(record) in refused for record in going)
+                    for result in results.values():
+                        if isinstance(result, delivery.Failed) and not _is_refused(result):
                             raise result.error
         except errors.DeliveryTooOld:
             return Outcome(removed=removed, kept=kept, more=True)
         except errors.IngestError as problem:
             return Outcome(removed=removed, kept=kept, more=True, problem=incoming.code_of(problem))
+
+    def _settled(
+        self, tenant: str, records: Sequence[port.Record], until: float
+    ) -> dict[_Place, delivery.Settled | delivery.Failed]:
+        """What became of each fact that these are records of, as if its host had ordered it away."""
+        if not records:
+            return {}
+        orders = {_place(record): _order(record) for record in records}
+        results = self._settler.settle(tenant, list(orders.values()), until=until)
+        return dict(zip(orders, results, strict=True))
 
     def _due(self) -> str:
         """The latest `validUntil` that goes now."""
@@ -188,17 +195,21 @@ class Expiry:
             raise errors.SignatureRefused("other_tenant")
         return str(tenant)
 
-    def _count(self, key: str, counted: Mapping[str, int]) -> None:
+    def _count_removed(self, tenant: str, number: int) -> None:
         try:
             with redis_errors.translated(), self._client.pipeline(transaction=True) as pipeline:
-                if key == counts.REFUSED:
-                    for reason, number in counted.items():
-                        pipeline.hincrby(key, reason, number)
-                else:
-                    counts.add(pipeline, key, counted, at_ms=int(self._wall_s() * 1000))
+                now_ms = int(self._wall_s() * 1000)
+                counts.add(pipeline, counts.key_name(tenant), {COUNTED: number}, at_ms=now_ms)
                 pipeline.execute()
         except errors.RedisUnavailable:
-            logger.warning("action=count_lost counts=%s; Redis did not take it", ",".join(counted))
+            logger.warning("action=count_lost count=%s number=%d; Redis did not take it", COUNTED, number)
+
+    def _count_refused(self, reason: str) -> None:
+        try:
+            with redis_errors.translated():
+                self._client.hincrby(counts.REFUSED, reason, 1)
+        except errors.RedisUnavailable:
+            logger.warning("action=count_lost reason=%s; Redis did not take it", reason)
 
 
 def _where(due: str) -> dict[str, Any]:
@@ -209,19 +220,24 @@ def _judged(store: port.Store, records: Sequence[port.Record], due: str) -> tupl
     """Which of these go, and which stay: those whose mark would not count for them, and those under whose id there is
     content in their scope that is to be kept."""
     named = [record for record in records if _scope_of(record) is not None]
-    contents: defaultdict[tuple[Any, Any], list[port.Record]] = defaultdict(list)
+    contents: defaultdict[_Place, list[port.Record]] = defaultdict(list)
     if ids := sorted({str(record.get("factId")) for record in named}):
         for one in _all(store, {"factId": {"$in": ids}}):
-            contents[(one.get("factId"), content.scope_of(one))].append(one)
+            contents[_place(one)].append(one)
     over = {place for place, found in contents.items() if all(_is_over(one, due) for one in found)}
-    going = [record for record in named if (record.get("factId"), record.get("scopeKey")) in over]
+    going = [record for record in named if _place(record) in over]
     gone = {record.id for record in going}
     return going, [record for record in records if record.id not in gone]
 
 
+def _place(record: port.Record) -> _Place:
+    return record.get("factId"), content.scope_of(record)
+
+
 def _scope_of(record: port.Record) -> Scope | None:
-    """The scope of a record that has an id and whose five fields make its scopeKey."""
-    if not isinstance(record.get("factId"), str) or not record.get("factId"):
+    """The scope of a record whose id could be ours and whose five fields make its scopeKey."""
+    id_ = record.get("factId")
+    if not isinstance(id_, str) or not _ID.fullmatch(id_):
         return None
     try:
         scope = Scope.of_fields({name: record.get(name) for name in keys.SCOPE_FIELDS})
@@ -237,17 +253,17 @@ def _is_over(record: port.Record, due: str) -> bool:
         return False
 
 
-def _one_each(records: Sequence[port.Record]) -> list[port.Record]:
-    return list({(record.get("factId"), record.get("scopeKey")): record for record in records}.values())
+def _is_refused(result: delivery.Settled | delivery.Failed) -> bool:
+    """Whether the store will refuse this one again."""
+    return isinstance(result, delivery.Failed) and isinstance(result.error, errors.Permanent)
 
 
-def _order(record: port.Record, due: str) -> delivery.Delivery:
-    """The order to forget this fact, as if its host had given it."""
+def _order(record: port.Record) -> delivery.Delivery:
     scope = _scope_of(record)
     assert scope is not None
     until = identity.normal_time(record.get("validUntil"))
     order = {"what": "forget", "target": record.get("factId"), "scope": scope.fields(), "at": until}
-    return delivery.Delivery(line_hash="", id=marks.EXPIRY, kind="order", event=order, appended_at=due)
+    return delivery.Delivery(line_hash="", id=marks.EXPIRY, kind="order", event=order, appended_at=until)
 
 
 def _all(store: port.Store, where: port.Where) -> Iterator[port.Record]:

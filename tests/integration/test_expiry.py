@@ -395,10 +395,13 @@ def test_records_of_other_adapters_and_those_whose_scope_is_not_their_own_stay(w
     del foreign["contentHash"], foreign["scopeKey"]
     world.store.upsert(FACT, [foreign], ["factId"])
     lying = {**stored(fact("lying")), "scopeKey": make.OTHER_SCOPE.key}
-    world.store.upsert(FACT, [lying], ["factId", "contentHash"])
-    assert world.run() == expiry.Outcome(kept=1)
-    assert len(world.facts()) == 2
-    assert world.marks() == []
+    nameless = {**stored(fact("nameless")), "factId": "constructor"}
+    world.store.upsert(FACT, [lying, nameless], ["factId", "contentHash"])
+    behind = fact("behind")
+    world.deliver(behind)
+    assert world.run() == expiry.Outcome(removed=1, kept=2)
+    assert len(world.store.find(FACT, {}).records) == 3
+    assert [mark.target for mark in world.marks()] == [behind["factId"]]
 
 
 def test_what_a_late_request_brings_back_is_removed_by_the_next_run(world):
@@ -414,10 +417,13 @@ def test_what_a_late_request_brings_back_is_removed_by_the_next_run(world):
 
 def test_facts_of_one_id_expire_in_the_scope_that_says_so(world):
     event = fact("mine")
-    theirs = fact("mine", None, scope=make.OTHER_SCOPE)
-    world.deliver(event, theirs)
-    world.run()
-    assert set(world.facts()) == {theirs["factId"]}
+    theirs = {**stored(event), **make.OTHER_SCOPE.fields(), "scopeKey": make.OTHER_SCOPE.key, "validUntil": LATER}
+    world.store.upsert(FACT, [stored(event), theirs], ["factId", "contentHash", "scopeKey"])
+    assert world.run() == expiry.Outcome(removed=1)
+    (left,) = world.store.find(FACT, {"factId": event["factId"]}).records
+    assert left.get("scopeKey") == make.OTHER_SCOPE.key
+    assert world.run(now_s=NOW_S + 30 * 86_400) == expiry.Outcome(removed=1)
+    assert world.facts() == {}
 
 
 # -- bounds and trouble -----------------------------------------------------------------------------------------------
@@ -511,7 +517,7 @@ def test_a_run_without_redis_removes_all_the_same_and_says_that_it_is_not_counte
     local.deliver(fact("gone"))
     dead = redis_client.connect("unix:///nowhere/redis.sock", connect_timeout_s=1, socket_timeout_s=1)
     assert local.run(client=dead) == expiry.Outcome(removed=1)
-    assert "action=count_lost counts=expired" in caplog.text
+    assert "action=count_lost count=expired number=1" in caplog.text
     dead.close()
 
 
