@@ -70,8 +70,7 @@ def _event(new: Incoming, margin_s: float) -> Steps[Settled]:
     yield from _after(new)
     if marks.forgotten(seen.marks, new.scope_key):
         return Settled(state=State.FORGOTTEN)
-    hashes = {r.get("contentHash") for r in seen.records if content.is_ours(r) and r.get("scopeKey") == new.scope_key}
-    return Settled(state=State.STORED, conflict=len(hashes) > 1)
+    return Settled(state=State.STORED, conflict=_is_conflict(new, seen))
 
 
 def _before(new: Incoming) -> Steps[None]:
@@ -117,7 +116,8 @@ def _content(new: Incoming, margin_s: float) -> Steps[settle.Seen]:
         seen = yield from settle.settle(new.label, new.id, new.watch, first)
         if seen.holds(new.row) and not marks.forgotten(seen.marks, new.scope_key) and new.cover(seen, margin_s) is None:
             break
-    if not _is_current(new, seen):  # also what an earlier copy of this delivery put there, and died
+    # Also what an earlier copy of this delivery put there, and died; or the delivery of other content under this id.
+    if not _is_current(new, seen) or _is_conflict(new, seen):
         yield (CacheDrop(scope_key=new.scope_key, id=new.id),)
     return seen
 
@@ -162,6 +162,12 @@ def _is_current(new: Incoming, seen: settle.Seen) -> bool:
         return False
     stands = content.standing(seen.records, new.label, new.scope_key)
     return bool(stands) and stands[0].get("contentHash") == new.row["contentHash"]
+
+
+def _is_conflict(new: Incoming, seen: settle.Seen) -> bool:
+    """Whether other content is there in this scope under this id."""
+    hashes = {r.get("contentHash") for r in seen.records if content.is_ours(r) and r.get("scopeKey") == new.scope_key}
+    return len(hashes) > 1
 
 
 def _order(delivery: Delivery, margin_s: float) -> Steps[Settled]:
