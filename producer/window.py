@@ -9,6 +9,10 @@ A line without a receipt is published again when one of these holds, because a b
 - `republish_after_s` has passed and the broker says that the queue is empty: ours is not in it
 - an hour has passed
 
+Each time a line is published again it waits twice as long for the next time, up to that hour: where deliveries take
+longer than `republish_after_s` (many hosts, a slow store), copies would otherwise be made faster than they are worked
+off.
+
 The receipt of a line that was published more than once proves nothing about when: it overtakes nobody.
 """
 
@@ -28,6 +32,7 @@ _SHARE_OF_OLD = 0.75
 class _Flight(NamedTuple):
     published_s: float
     only_once: bool
+    again: int = 0  # how often it was published again since it is in flight
 
 
 class Window:
@@ -63,9 +68,10 @@ class Window:
 
     def add(self, entry: Entry, now_s: float, *, only_once: bool) -> None:
         """It was published now, maybe again."""
-        if self._flights.pop(entry, None) is None:
+        before = self._flights.pop(entry, None)
+        if before is None:
             self.bytes += entry.length
-        self._flights[entry] = _Flight(now_s, only_once)
+        self._flights[entry] = _Flight(now_s, only_once, 0 if before is None else before.again + 1)
 
     def remove(self, entry: Entry, *, receipted: bool) -> bool:
         """Whether it was in flight. `receipted`: a receipt came, which overtakes what was published long before it."""
@@ -84,6 +90,8 @@ class Window:
             age_s = now_s - flight.published_s
             if age_s < self._republish_after_s or len(due) >= limit:
                 break
+            if age_s < min(self._republish_after_s * 2.0 ** min(flight.again, 32), REPUBLISH_ANYWAY_S):
+                continue
             if flight.published_s <= self._overtaken_before_s or age_s >= REPUBLISH_ANYWAY_S or queue_is_empty():
                 due.append(entry)
         return due
