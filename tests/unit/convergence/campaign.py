@@ -4,6 +4,7 @@ schedules and its invariants I1 to I7, with lines, retraction, groups, the graph
 
 from __future__ import annotations
 
+import abc
 import importlib.util
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -127,7 +128,7 @@ class Found:
     first: str
 
 
-class Interleaving:
+class Interleaving(abc.ABC):
     """Jobs side by side, a request at a time: killed, late, made again, until each has completed. `run` returns the
     problems found (none) and the steps taken."""
 
@@ -191,20 +192,20 @@ class Interleaving:
                 break
         return self.problem(in_flight=True) or self.check(), steps
 
+    @abc.abstractmethod
     def start(self, kind: str, what: Any) -> Line:
         """One delivery of this job, under way."""
-        raise NotImplementedError
 
-    def completed(self, kind: str, what: Any) -> None:
+    def completed(self, kind: str, what: Any) -> None:  # noqa: B027 - most have nothing to note
         """A delivery has ended well."""
 
+    @abc.abstractmethod
     def problem(self, in_flight: bool) -> list[str]:
         """What must hold at every moment, and does not. `in_flight`: an event may be under way, or still land."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def check(self) -> list[str]:
         """What must hold when everything was delivered, and does not."""
-        raise NotImplementedError
 
 
 class Schedule(Interleaving):
