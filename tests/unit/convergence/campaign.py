@@ -20,6 +20,7 @@ from tests.unit.convergence.weak_store import Line, WeakStore
 
 MODEL = Path(__file__).parents[2] / "data" / "convergence_model.py"
 MAX_STEPS = 50_000
+CONTENT = ("fact", "episode", "version")  # jobs that bring some
 
 
 def _model() -> ModuleType:
@@ -185,9 +186,8 @@ class Interleaving(abc.ABC):
                 self.completed(kind, what)
             elif self._seen_changes == self.store.changes:
                 continue  # no reader sees anything new
-            in_flight = bool(
-                zombies or waiting or any(k in ("fact", "episode") for _, k, _, _ in running) or any(j[3] for j in jobs)
-            )
+            under_way = any(kind in CONTENT for _, kind, _, _ in running)
+            in_flight = bool(zombies or waiting or under_way or any(job[3] for job in jobs))
             if self.problem(in_flight):
                 break
         return self.problem(in_flight=True) or self.check(), steps
