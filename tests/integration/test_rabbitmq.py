@@ -359,8 +359,8 @@ def test_a_message_that_reached_the_delivery_limit_is_dropped_and_stored_when_it
         for _ in range(2):
             worker = bench.worker()
             wait_for(lambda: (bench.faults / "hung").exists() or "redelivered" in bench.logs(), "it is delivered")
+            worker.kill("SIGKILL")  # before that: while it runs it says once more that it hangs
             (bench.faults / "hung").unlink(missing_ok=True)
-            worker.kill("SIGKILL")
         wait_for(lambda: not unacknowledged(rabbit), "RabbitMQ has dropped it")
         (bench.faults / "hang-upsert").unlink()
         bench.worker()

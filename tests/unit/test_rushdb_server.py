@@ -193,15 +193,16 @@ def test_a_delayed_answer_comes_after_the_delay_and_the_write_before_it(server: 
     assert time.monotonic() - started >= 0.2
 
 
-def test_a_hanging_request_ends_when_it_is_released_and_wrote_nothing(server: RunningServer, asking: Asking) -> None:
+def test_a_hanging_request_ends_when_it_is_released_and_wrote_nothing(server: RunningServer) -> None:
     server.fail("hang", on="write")
     ended: list[BaseException] = []
 
     def write() -> None:
-        try:
-            asking.upsert("e1")
-        except OSError as error:
-            ended.append(error)
+        with contextlib.closing(Asking(server, timeout_s=60)) as patient:
+            try:
+                patient.upsert("e1")
+            except OSError as error:
+                ended.append(error)
 
     thread = threading.Thread(target=write)
     thread.start()
