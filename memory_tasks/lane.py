@@ -7,6 +7,7 @@ together as the next. The thread of a waiting call does the sending; there is no
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,12 +38,14 @@ class Lane:
     """`free`: how many more may be in flight.
 
     `linger_s`, for a lane with one in flight of which many cost hardly more than one: while calls come in company, who
-    finds the lane free waits until none came for so long. A call that comes alone is sent at once.
+    finds the lane free waits until none came for so long, or for a tenth of what the last batch took when that is more:
+    whoever got an answer from it needs a while to come with its next call. A call that comes alone is sent at once.
     """
 
     free: int
     linger_s: float = 0.0
     in_company: bool = False  # the last ones were sent together
+    took_s: float = 0.0  # the last batch
     waiting: list[Call] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
@@ -67,6 +70,7 @@ class Lane:
                     taken.error = errors.StoreUnavailable("the shared request was abandoned", outcome_unknown=True)
                 self.waiting = [other for other in self.waiting if not other.taken]
                 self.free -= 1
+            began_s = time.monotonic()
             try:
                 send(batch)
             except BaseException:
@@ -76,6 +80,7 @@ class Lane:
                 raise
             finally:
                 with self.changed:
+                    self.took_s = time.monotonic() - began_s
                     self.free += 1
                     for taken in batch:
                         taken.done = True
@@ -91,7 +96,7 @@ class Lane:
             before = 0
             while before < len(self.waiting):
                 before = len(self.waiting)
-                self.changed.wait(self.linger_s)
+                self.changed.wait(max(self.linger_s, self.took_s / 10))
         except BaseException:
             self.waiting.remove(call)
             self.changed.notify_all()

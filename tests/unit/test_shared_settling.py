@@ -121,6 +121,19 @@ def test_in_company_an_event_waits_for_others_until_none_come(pool):
     assert not lane.in_company
 
 
+def test_the_slower_the_last_batch_was_the_longer_an_event_waits_for_others(pool):
+    gated = Gated()
+    lane = Lane(1, linger_s=0.001, in_company=True, took_s=5.0)
+    shared = shared_settling.SharedSettling(settle_all=gated, lanes={"EPISODE": lane})
+    first, second = turns(2)
+    one = pool.submit(shared.settle, [first], until=99.0)
+    wait_for(lambda: waiting(shared) == 1)
+    time.sleep(0.05)  # fifty times what it waits for after a batch that took no time
+    assert [pool.submit(shared.settle, [second], until=99.0).result(DEADLINE_S), one.result()] == [[STORED]] * 2
+    assert [len(batch) for batch in gated.batches] == [2]
+    assert lane.took_s < 5.0
+
+
 def test_facts_do_not_wait_for_episodes_and_make_batches_of_their_own(pool):
     gated = Gated()
     shared = shared_settling.SharedSettling(settle_all=gated)
