@@ -29,6 +29,9 @@ class Call:
     error: Exception | None = None
 
 
+_PAUSE_MOST_S = 0.25  # of one pause, however long the last batch took
+_COMPANY_S = 1.0  # after the last batch the next call counts as one that comes alone
+
 _Pick = Callable[[Sequence[Call]], list[Call]]
 _Send = Callable[[list[Call]], None]
 
@@ -38,14 +41,16 @@ class Lane:
     """`free`: how many more may be in flight.
 
     `linger_s`, for a lane with one in flight of which many cost hardly more than one: while calls come in company, who
-    finds the lane free waits until none came for so long, or for a tenth of what the last batch took when that is more:
-    whoever got an answer from it needs a while to come with its next call. A call that comes alone is sent at once.
+    finds the lane free pauses for so long, or for a tenth of what the last batch took (a quarter of a second at most):
+    whoever got an answer from it needs a while to come with its next call. When others came it pauses once more, and
+    then goes. A call that comes alone is sent at once.
     """
 
     free: int
     linger_s: float = 0.0
     in_company: bool = False  # the last ones were sent together
     took_s: float = 0.0  # the last batch
+    ended_s: float = 0.0  # when; monotonic
     waiting: list[Call] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
 
@@ -60,7 +65,7 @@ class Lane:
                     self.changed.wait()
                 if call.done:
                     break
-                if self.linger_s and self.in_company:
+                if self.linger_s and self.in_company and time.monotonic() - self.ended_s < _COMPANY_S:
                     self._linger(call)
                 batch = pick(self.waiting)
                 self.in_company = len(batch) > 1
@@ -80,7 +85,8 @@ class Lane:
                 raise
             finally:
                 with self.changed:
-                    self.took_s = time.monotonic() - began_s
+                    self.ended_s = time.monotonic()
+                    self.took_s = self.ended_s - began_s
                     self.free += 1
                     for taken in batch:
                         taken.done = True
@@ -90,16 +96,24 @@ class Lane:
         return call.answer
 
     def _linger(self, call: Call) -> None:
-        """Hold the lane until no more come. It is locked again when this returns."""
+        """Hold the lane for one pause, or for two when more come. It is locked again when this returns."""
         self.free -= 1
         try:
-            before = 0
-            while before < len(self.waiting):
+            pause_s = max(self.linger_s, min(self.took_s / 10, _PAUSE_MOST_S))
+            for _ in range(2):
                 before = len(self.waiting)
-                self.changed.wait(max(self.linger_s, self.took_s / 10))
+                self._pause(pause_s)
+                if len(self.waiting) == before:
+                    break
         except BaseException:
             self.waiting.remove(call)
             self.changed.notify_all()
             raise
         finally:
             self.free += 1
+
+    def _pause(self, seconds: float) -> None:
+        """Calls that end elsewhere wake nobody early."""
+        end_s = time.monotonic() + seconds
+        while (left_s := end_s - time.monotonic()) > 0:
+            self.changed.wait(left_s)
