@@ -20,6 +20,7 @@ class BackOff:
         self._first_s = first_s
         self._most_s = most_s
         self.failures = 0  # in a row
+        self.since_s = 0.0  # the first of them
         self._until_s = 0.0
 
     def waits(self, now_s: float) -> bool:
@@ -28,6 +29,8 @@ class BackOff:
     def fail(self, now_s: float) -> bool:
         """Wait from now on; whether this is the first failure in a row."""
         self.failures += 1
+        if self.failures == 1:
+            self.since_s = now_s
         self._until_s = now_s + self.wait_s()
         return self.failures == 1
 

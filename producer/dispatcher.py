@@ -22,6 +22,8 @@ test of its name:
 - at start receipts are read first (as many as a list can hold); then every line with a `sent` and no terminal receipt
   is published as unsure
 - only the drainer compacts and asks about dead lines
+- a drainer whose broker or Redis does not answer for a minute stands aside for a moment, later after two minutes,
+  four, up to an hour: another process may reach it. What was in flight still is when it comes back
 - a round that failed loses nothing: the journal is read again from its start. What was in flight still is, so rounds
   that go on failing publish nothing again and again
 - memory: about half a kilobyte per pending line, no texts
@@ -33,6 +35,7 @@ neither kombu nor redis.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import random
 import threading
@@ -58,7 +61,11 @@ __all__ = ["Dispatcher", "DispatcherStatus", "Publication", "Publisher", "Receip
 
 _MAINTAIN_EVERY_S = 5.0
 _REPORT_EVERY_S = 1.0
+_DEAF_AFTER_S = 60.0
+_DEAF_AFTER_MOST_S = 3600.0
 _STARTING_ROUNDS = MAX_LISTED // receipt_intake.AT_ONCE
+
+_log = logging.getLogger(__name__)
 
 _dispatchers: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
 
@@ -117,6 +124,9 @@ class Dispatcher:
         self._stop = threading.Event()
         self._flushes: list[_Flush] = []
         self._role = Role.NONE
+        self._role_since_s = 0.0
+        self._deaf_after_s = _DEAF_AFTER_S
+        self._is_aside = False
         self._flights_before: dict[bytes, float] = {}
         self._rounds = BackOff(self._rng)
         self._broker = BackOff(self._rng)
@@ -249,10 +259,16 @@ class Dispatcher:
             now_s = self._monotonic()
             with self._guard:
                 flushes = list(self._flushes)  # asked for before this round reads the journal
+            stands_aside = self._stand_aside_when_deaf(now_s)
             role = self._lock.role(now_s)
             if role is not self._role:
                 if Role.NONE in (role, self._role):
-                    self._flights_before = {}
+                    if stands_aside:
+                        self._flights_before |= self._pending.window.flights()
+                    elif not self._is_aside:
+                        self._flights_before = {}
+                    self._is_aside = stands_aside
+                    self._role_since_s = now_s
                     self._forget()
                 self._role = role
             busy = False
@@ -281,6 +297,26 @@ class Dispatcher:
             if now_s - self._reported_s >= _REPORT_EVERY_S:
                 self._report(now_s)
             return busy
+
+    def _stand_aside_when_deaf(self, now_s: float) -> bool:
+        """Give the role up when this process has long not reached what others may reach; whether it did."""
+        failing = [service for service in (self._broker, self._redis) if service.failures]
+        if not failing:
+            self._deaf_after_s = _DEAF_AFTER_S
+            return False
+        since_s = max(self._role_since_s, min(service.since_s for service in failing))
+        if self._role is Role.NONE or not (self._pending.waiting or self._pending.window):
+            return False
+        if now_s - since_s < self._deaf_after_s:
+            return False
+        self._deaf_after_s = min(2 * self._deaf_after_s, _DEAF_AFTER_MOST_S)
+        self._lock.stand_aside(now_s)
+        _log.warning(
+            "broker or Redis have not answered this process for %d s; another one may drain the journal now",
+            now_s - since_s,
+            extra={"action": "drainer_stands_aside"},
+        )
+        return True
 
     def _follow(self, now_s: float) -> None:
         """Read what is new in the journal. What a drainer finds at its first look is backlog."""

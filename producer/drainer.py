@@ -3,9 +3,13 @@
     nobody ──lock free──▶ DRAINER            publishes, journals receipts, compacts
     nobody ──lock held, no heartbeat for 60 s──▶ DEPUTY      publishes, never compacts
     DEPUTY ──heartbeat again──▶ nobody       DEPUTY ──lock free──▶ DRAINER
+    either ──deaf: the broker or Redis refuses it for long──▶ nobody, for three seconds
 
 Of many processes one is the deputy, by `flock` on `deputy.lock` in the same way, so that a frozen drainer does not fill
 the broker with as many copies as there are others; where that one is frozen too, all others stand in 60 s later.
+
+Whoever cannot deliver stands aside for a moment, so that one process without network, or with an old password, does not
+keep the lines of a whole directory: the others try every second. Where nobody else is, it goes on by itself.
 
 A frozen drainer that wakes up finds a deputy beside it: both publish for a moment, which only costs idempotent
 deliveries. How long the heartbeat has been still is measured on our own monotonic clock, so no clock needs to be right.
@@ -27,6 +31,7 @@ DEPUTY_LOCK_FILE = "deputy.lock"
 BEAT_EVERY_S = 5.0
 SILENT_AFTER_S = 60.0
 _TRY_EVERY_S = 1.0
+ASIDE_S = 3 * _TRY_EVERY_S
 
 _locks: weakref.WeakSet[DrainerLock] = weakref.WeakSet()
 
@@ -138,6 +143,11 @@ class DrainerLock:
             return Role.NONE
         stands_in = self._deputy.take(now_s) or self._deputy.is_silent(now_s)
         return Role.DEPUTY if stands_in else Role.NONE
+
+    def stand_aside(self, now_s: float) -> None:
+        """Let another process drain, if there is one: claim nothing for `ASIDE_S`."""
+        self.drop()
+        self._tried_s = now_s + ASIDE_S - _TRY_EVERY_S
 
     def drop(self) -> None:
         """Let another process drain."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import random
 import threading
 from collections.abc import Iterable, Sequence
@@ -19,6 +20,72 @@ from producer.receipt import Receipt, State
 from tests.unit.journal.crashing_filesystem import CrashingFileSystem
 from tests.unit.journal.support import Clock, compact, event, open_journal, receipt_of, seal_all, texts
 from tests.unit.test_dispatcher import KEY, Broker, Host
+
+# Deaf drainers
+
+
+def beside(host: Host, broker: Broker) -> Dispatcher:
+    """Another process on the same directory, with a broker of its own."""
+    journal = open_journal(host.fs, host.clock)
+    return Dispatcher(journal, broker, broker, key=KEY, monotonic=host.clock, rng=random.Random(2))
+
+
+@pytest.mark.parametrize("deaf_to", ["is_away", "redis_is_away"])
+def test_a_drainer_that_long_reaches_no_broker_or_no_redis_makes_way_for_one_that_does(deaf_to: str) -> None:
+    host, good = Host(), Broker()
+    host.rounds(1)
+    setattr(host.broker, deaf_to, True)
+    other = beside(host, good)
+    captured = host.capture(3)
+    waited = 0
+    while not good.published:
+        assert waited < 120, "the deaf one keeps the directory"
+        host.rounds(1, every_s=1)
+        other.run_once()
+        waited += 1
+    assert waited > 60, "it gave up at the first trouble"
+    for line in captured:
+        good.receipts.append(receipt.encode(receipt_of(line), journal_id=host.journal.journal_id, key=KEY))
+    for _ in range(100):
+        host.rounds(1, every_s=1)
+        other.run_once()
+    assert (host.dispatcher.status().role, other.status().role) == ("none", "drainer")
+    assert other.status().receipts == {"stored": 3}
+    assert set(good.ids()) == {line.id for line in captured}
+    other.close()
+
+
+def test_a_deaf_drainer_that_is_alone_goes_on_and_delivers_when_the_broker_is_back() -> None:
+    host = Host()
+    host.rounds(1)
+    host.broker.is_away = True
+    (line,) = host.capture()
+    roles = []
+    for _ in range(1000):
+        host.rounds(1, every_s=1)
+        roles.append(host.dispatcher.status().role)
+    aside = [number for number, pair in enumerate(itertools.pairwise(roles)) if pair == ("drainer", "none")]
+    assert len(aside) == 4, f"after 60, 120, 240 and 480 s each: {aside}"
+    assert roles.count("none") < 4 * 5
+    host.broker.is_away = False
+    host.rounds(40, every_s=1)
+    assert host.broker.ids() == [line.id]
+
+
+def test_what_a_deaf_drainer_has_in_flight_is_not_published_again_because_it_stood_aside() -> None:
+    host = Host()
+    host.restart(republish_after_s=100_000)
+    host.rounds(1)
+    host.capture(5)
+    host.rounds(1)
+    host.broker.redis_is_away = True
+    roles = set()
+    for _ in range(1000):
+        host.rounds(1, every_s=1)
+        roles.add(host.dispatcher.status().role)
+    assert roles == {"drainer", "none"}
+    assert len(host.broker.items()) == 5
+
 
 # Receipts
 
