@@ -2,8 +2,8 @@
 own to forget was settled.
 
 A dead line may have been forgotten meanwhile, and a listing of dead letters that Redis lost is filled again. An
-unanswered question costs nothing: it is asked again the next day. One message a second, so that ten thousand of them
-keep nothing waiting.
+unanswered question costs nothing: it is asked again the next day. One message a second, and only into an empty queue,
+so that ten thousand of them keep nothing waiting and never pile up in the broker.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ class Checks:
         self._waiting: deque[Entry] = deque()
         self._all_at_s = float("-inf")
         self._next_at_s = float("-inf")
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether there may be something to ask."""
+        return now_s >= self._all_at_s or (bool(self._waiting) and now_s >= self._next_at_s)
 
     def take(self, dead: Iterable[Entry], now_s: float, *, max_lines: int, max_bytes: int) -> list[Entry]:
         """The dead lines to ask about now, in one message; none when it is not time."""

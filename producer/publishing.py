@@ -9,7 +9,7 @@ Guarantees, each with a test of its name:
   chunks on the backlog's queue, sure and unsure apart; what was deferred (producer.pending), or killed its process,
   goes singly
 - the broker being away costs one message per attempt, at growing jittered intervals
-- questions about dead lines (producer.checks) are neither marked nor in flight
+- questions about dead lines (producer.checks) are neither marked nor in flight; one goes out when the queue is empty
 - a bug that one line brings out holds up nobody but that line
 """
 
@@ -121,7 +121,9 @@ class Publishing:
 
     def ask_about_dead(self, now_s: float) -> None:
         """Publish one message of questions, when it is time and the broker is there."""
-        if self._back_off.waits(now_s) or self._back_off.failures:
+        if self._back_off.waits(now_s) or self._back_off.failures or not self._checks.is_due(now_s):
+            return
+        if not self._queue_is_empty(now_s):
             return
         dead = self._pending.dead
         taken = self._checks.take(dead, now_s, max_lines=message.CHUNK_LINES, max_bytes=_CHUNK_MAX_BYTES)
@@ -140,6 +142,7 @@ class Publishing:
             return
         if self._hand_over([self._message(items)], now_s):
             self._tally.counted["checked"] += len(items)
+            self._queue_asked_s = None  # it is not empty now, and the next question waits until it is
         else:
             self._checks.put_back(taken)
 

@@ -129,3 +129,35 @@ def test_an_answer_that_comes_while_a_replay_is_in_flight_is_outranked_by_what_t
         host.receipt(line, **outcome)
         host.rounds(3, every_s=6)
         assert host.dispatcher.status().dead == 0
+
+
+def test_a_question_waits_until_the_queue_is_empty_so_that_starts_without_workers_pile_up_nothing() -> None:
+    host = host_with_dead(2)
+    host.broker.waiting = 1
+    host.rounds(100, every_s=1)
+    assert host.broker.published == []
+    host.broker.waiting = 0
+    host.broker.on_publish = lambda: setattr(host.broker, "waiting", 1)  # nobody works
+    host.rounds(20, every_s=1)
+    for _ in range(5):
+        host.restart()
+        host.rounds(20, every_s=1)
+    assert len(host.broker.published) == 1
+
+
+def test_of_many_questions_the_next_one_waits_until_the_last_one_was_taken() -> None:
+    host = Host(segment_max_bytes=1 << 20)
+    host.rounds(1)
+    captured = host.capture(250)
+    host.rounds(20, every_s=0.1)
+    for line in captured:
+        host.receipt(line, State.DEAD, reason="poison", deaths=3)
+    host.rounds(5)
+    host.restart()
+    host.broker.take()
+    host.broker.on_publish = lambda: setattr(host.broker, "waiting", 1)
+    host.rounds(60, every_s=1)
+    assert [publication.count for publication in host.broker.published] == [100]
+    host.broker.waiting = 0
+    host.rounds(11, every_s=1)
+    assert [publication.count for publication in host.broker.published] == [100, 100]
