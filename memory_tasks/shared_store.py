@@ -8,12 +8,13 @@ next. Per kind of request:
     find          `{key: {"$in": [..]}}`, alone or beside equal conditions, whole first page in default order
     edges         of record ids, out of them or into them
     with_vectors  of record ids
-    link          equal but for the values of one `$in` in the source's where
+    link          one in flight of those that are equal but for the values of one `$in` in the source's where
 
-Everything else passes through. A look joins only a request that has not been sent yet: one that was sent may be older
-than the write that the look must confirm. Each caller gets what it would have got alone, its own records and its own
-total; a joined find that does not fit its page is sent again in halves. So is a refused batch: one bad row fails alone,
-and its caller can bisect on. Any other error goes to every caller of the batch.
+Of reads that can be joined, two are in flight. Everything else passes through. A look joins only a request that has not
+been sent yet: one that was sent may be older than the write that the look must confirm. Each caller gets what it would
+have got alone, its own records and its own total; a joined find that does not fit its page is sent again in halves. So
+is a refused batch: one bad row fails alone, and its caller can bisect on. Any other error goes to every caller of the
+batch.
 
 `until(at)` gives a view for one delivery: none of its requests is sent after `at`, also not by another thread on its
 behalf; `errors.DeliveryTooOld` is raised in its place.
@@ -25,7 +26,9 @@ import copy
 import json
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +42,7 @@ __all__ = ["JOINED_VALUES", "SharedStore"]
 JOINED_VALUES = 300  # values of one joined `$in`; measured: a find of three hundred keys costs the same as of one
 
 _ORDER = (("__id", "asc"),)
-_UPSERTS_IN_FLIGHT = 1  # per label: two upserts of one key at once make two records on RushDB
+_WRITES_IN_FLIGHT = 1  # per lane: two upserts of one key at once make two records on RushDB
 _LANES_KEPT = 256
 _READS_IN_FLIGHT = 2  # per lane: a slow one does not hold up all
 
@@ -66,6 +69,7 @@ class SharedStore:
         self._now_s = now_s
         self._until = math.inf
         self._lanes: dict[tuple[Any, ...], Lane] = {}
+        self._callers: Counter[tuple[Any, ...]] = Counter()  # of each lane, waiting or in flight
         self._guard = threading.Lock()
 
     def until(self, at: float) -> SharedStore:
@@ -90,8 +94,8 @@ class SharedStore:
         def send(calls: list[Call]) -> None:
             self._halving(calls, lambda live: self._upsert(label, live))
 
-        lane = self._lane(("upsert", label), _UPSERTS_IN_FLIGHT)
-        return lane.run(Call(_Upsert(names, keyed, wake), self._until), _pick_upserts, send)
+        with self._lane(("upsert", label), _WRITES_IN_FLIGHT) as lane:
+            return lane.run(Call(_Upsert(names, keyed, wake), self._until), _pick_upserts, send)
 
     def find(
         self,
@@ -110,8 +114,8 @@ class SharedStore:
         def send(calls: list[Call]) -> None:
             self._halving(calls, lambda live: self._find(label, key, where, live))
 
-        lane = self._lane(("find", label, key, _text(rest)), _READS_IN_FLIGHT)
-        return lane.run(Call(_Values(values), self._until), _pick_values, send)
+        with self._lane(("find", label, key, _text(rest)), _READS_IN_FLIGHT) as lane:
+            return lane.run(Call(_Values(values), self._until), _pick_values, send)
 
     def edges(self, label: str, where: port.Where) -> Sequence[port.Edge]:
         return self._edges("edges", self._store.edges, "source_id", label, where)
@@ -129,9 +133,9 @@ class SharedStore:
                 _answered(call, found.intersection(call.work.values))
             return True
 
-        lane = self._lane(("with_vectors", label, property), _READS_IN_FLIGHT)
         call = Call(_Values(tuple(record_ids)), self._until)
-        return lane.run(call, _pick_values, lambda calls: self._halving(calls, ask))
+        with self._lane(("with_vectors", label, property), _READS_IN_FLIGHT) as lane:
+            return lane.run(call, _pick_values, lambda calls: self._halving(calls, ask))
 
     def link(self, spec: port.LinkSpec) -> None:
         form = _in_form(spec.source_where)
@@ -146,9 +150,9 @@ class SharedStore:
             return True
 
         ends = (spec.type, spec.source_label, spec.source_key, spec.target_label, spec.target_key)
-        lane = self._lane(("link", *ends, key, _text(rest), _text(spec.target_where)), _UPSERTS_IN_FLIGHT)
         call = Call(_Values(values), self._until)
-        return lane.run(call, _pick_values, lambda calls: self._halving(calls, ask))
+        with self._lane(("link", *ends, key, _text(rest), _text(spec.target_where)), _WRITES_IN_FLIGHT) as lane:
+            return lane.run(call, _pick_values, lambda calls: self._halving(calls, ask))
 
     def search(
         self,
@@ -186,18 +190,26 @@ class SharedStore:
             raise _too_old()
         return self._store
 
-    def _lane(self, key: tuple[Any, ...], in_flight: int) -> Lane:
+    @contextmanager
+    def _lane(self, key: tuple[Any, ...], in_flight: int) -> Iterator[Lane]:
+        """The lane of this key, the same for everybody who has it now."""
         with self._guard:
             lane = self._lanes.get(key)
             if lane is None:
-                # Conditions beside the `$in` may differ without bound (a scope): idle lanes are let go. Those of
-                # upserts are few and stay, since two of one label would let two upserts fly at once.
+                # Conditions beside the `$in` may differ without bound (a scope): idle lanes are let go. One that
+                # somebody has stays, else a second one would let more fly at once.
                 if len(self._lanes) >= _LANES_KEPT:
-                    # In place: views share this dict.
-                    for idle in [k for k, v in self._lanes.items() if k[0] != "upsert" and not v.waiting]:
-                        del self._lanes[idle]
+                    for idle in [other for other in self._lanes if other not in self._callers]:
+                        del self._lanes[idle]  # in place: views share this dict
                 lane = self._lanes[key] = Lane(in_flight)
-            return lane
+            self._callers[key] += 1
+        try:
+            yield lane
+        finally:
+            with self._guard:
+                self._callers[key] -= 1
+                if not self._callers[key]:
+                    del self._callers[key]
 
     def _halving(self, calls: Sequence[Call], ask: Callable[[Sequence[Call]], bool]) -> None:
         """Ask for all calls that may still be sent; in halves when the store refuses them together or the answer does
@@ -272,8 +284,8 @@ class SharedStore:
             return True
 
         call = Call(_Values(form[1]), self._until)
-        lane = self._lane((kind, label), _READS_IN_FLIGHT)
-        return lane.run(call, _pick_values, lambda calls: self._halving(calls, ask))
+        with self._lane((kind, label), _READS_IN_FLIGHT) as lane:
+            return lane.run(call, _pick_values, lambda calls: self._halving(calls, ask))
 
 
 def _pick_upserts(waiting: Sequence[Call]) -> list[Call]:

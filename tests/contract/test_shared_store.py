@@ -377,6 +377,32 @@ def test_lanes_that_are_idle_are_let_go(setup):
     assert len(setup.shared._lanes) <= 257
 
 
+def test_a_lane_with_a_link_in_flight_is_not_let_go(setup):
+    def link(n: int) -> None:
+        setup.shared.link(
+            port.LinkSpec(
+                type="IN_SESSION",
+                source_label="EPISODE",
+                source_key="sessionKey",
+                source_where={"eventId": {"$in": [f"e{n}"]}},
+                target_label="SESSION",
+                target_key="sessionKey",
+            )
+        )
+
+    setup.gated.gate.clear()
+    first = setup.pool.submit(link, 1)
+    wait_for(lambda: setup.gated.running == 1)
+    for number in range(600):  # each a lane of its own; refused, since their time is over, before the gate
+        with pytest.raises(errors.DeliveryTooOld):
+            setup.shared.until(0.0).find("MEMORY_FACT", {"factId": {"$in": ["f000"]}, "scopeKey": str(number)})
+    second = setup.pool.submit(link, 2)
+    wait_for(lambda: setup.waiting() == 1)
+    setup.gated.gate.set()
+    assert (first.result(DEADLINE_S), second.result(DEADLINE_S)) == (None, None)
+    assert setup.gated.most_running == 1
+
+
 class TestSharedStore(StoreContract):
     """To one caller it is a store like any other."""
 
