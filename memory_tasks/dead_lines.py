@@ -52,7 +52,11 @@ class DeadLines:
         self._journal = journal
         self._index = Index(journal).read_all()
         if not self._index.complete:
-            raise errors.JournalFailed("a segment cannot be read; try again, or see `memory-tasks status`")
+            raise errors.JournalFailed(
+                "a segment cannot be read; try again, or see `memory-tasks status`"
+                if self._index.is_behind
+                else "it holds what a later version wrote; use the `memory-tasks` of that version"
+            )
         self._entries: dict[str, Entry] = {
             entry.hash.hex(): entry
             for entry in self._index.entries.values()

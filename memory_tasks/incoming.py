@@ -48,7 +48,7 @@ class Message:
 
     items: Sequence[message.Item]
     tries: int
-    unsure_until: float | None  # set on a later look
+    unsure_until: float | None  # set on a later look; compared with no clock, see producer.message
     redelivered: bool
     received_s: float
 

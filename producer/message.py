@@ -10,8 +10,10 @@ whether it was forgotten meanwhile. Neither name stands in any other item.
 
 `line` is the journal's exact text. `unsure`: an earlier publication of this line may have been applied. `deaths`: how
 many worker children this event killed. `tries`: Celery retries spent on this message. `unsureUntil`: set on the later
-look (unix seconds; when it is due). Key id and signature travel in message headers and are checked before any line is
-parsed: HMAC-SHA256 over the canonical JSON of the keyword arguments. A worker that retries signs anew.
+look, and what tells it from other messages. Its value (unix seconds: when it is due, by the clock of the worker that
+published it) is for people; no clock is compared with it, and the worker that receives it counts the wait. Key id and
+signature travel in message headers and are checked before any line is parsed: HMAC-SHA256 over the canonical JSON of
+the keyword arguments. A worker that retries signs anew.
 """
 
 from __future__ import annotations

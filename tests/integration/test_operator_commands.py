@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,6 +118,17 @@ def test_list_tells_what_is_here_while_redis_is_away_and_says_so(bench):
     answer = bench.json("dead-letters", "list")
     assert [row["id"] for row in answer["deadLetters"]] == [line.id]
     assert answer["redis"].startswith("Redis cannot be reached")
+
+
+def test_list_says_that_a_later_version_wrote_here_and_not_to_try_again(bench):
+    bench.die(1, "contract:visibility:unknown")
+    (segment,) = bench.settings.journal_dir.glob("segment-*.jsonl")
+    checked = '{"v":2,"kind":"event","id":"x"'
+    with segment.open("a") as file:
+        file.write(f'{checked},"sum":"{hashlib.sha256(checked.encode()).hexdigest()[:16]}"}}\n')
+    result = CliRunner().invoke(app, ["dead-letters", "list"], env=bench.environment)
+    said = f"{result.exception} {result.output}"
+    assert "later version" in said and "try again" not in said
 
 
 def test_list_makes_no_journal_where_there_is_none(bench):
