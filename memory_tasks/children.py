@@ -7,7 +7,7 @@ worker but that and stderr. Guarantees, each with a test of its name:
   or `idle_s` seconds without one
 - a child that dies with a request that it had begun is `ChildDied`; one that dies before it began costs the request
   nothing but another child
-- a child that has not answered when the request's time is over is killed: `errors.DeliveryTooOld`, not a death
+- a child that has not answered when the request's time is over is killed: `ChildHung`, not a death
 - no child outlives the worker: the pool closes them, a killed worker's children are killed by the kernel (Linux) or end
   at the end of their stream
 
@@ -32,7 +32,7 @@ from typing import Any
 from memory_tasks import clock, frames
 from producer import errors
 
-__all__ = ["ChildDied", "Children"]
+__all__ = ["ChildDied", "ChildHung", "Children"]
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +48,11 @@ class ChildDied(Exception):
     def __init__(self, how: str) -> None:
         super().__init__(how)
         self.how = how
+
+
+class ChildHung(errors.DeliveryTooOld):
+    """The child had begun and was killed at the deadline: what it had sent may still be applied, and what hung it would
+    hang a thread of the worker for good."""
 
 
 class _Child:
@@ -158,8 +163,8 @@ class Children:
             return [child.pid for child in (*self._idle, *self._busy)]
 
     def ask(self, request: Mapping[str, Any], *, until: float) -> dict[str, Any]:
-        """The answer of a child. Raises `ChildDied`, `errors.DeliveryTooOld` at `until` on the delivery clock, and
-        `errors.ChildUnavailable`."""
+        """The answer of a child. Raises `ChildDied`, at `until` on the delivery clock `ChildHung` or, when no child had
+        it yet, `errors.DeliveryTooOld`, and `errors.ChildUnavailable`."""
         for _ in range(_STARTS):
             if clock.now_s() >= until:
                 raise errors.DeliveryTooOld("half of the visibility timeout is over")
@@ -170,7 +175,7 @@ class Children:
             except TimeoutError:
                 child.kill()
                 logger.error("action=child_hung pid=%d; killed, its delivery is transient trouble", child.pid)
-                raise errors.DeliveryTooOld("a child did not answer in time") from None
+                raise ChildHung("a child did not answer in time") from None
             finally:
                 self._give_back(child, alive=answer is not None)
             if answer is not None:

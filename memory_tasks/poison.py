@@ -10,8 +10,9 @@
 
 What several threads bring while all children are busy goes to the next one together, up to a chunk of it: a hundred
 single events cost a child hardly more than one. An item with a death is alone from the start. A child that has to be
-killed at the deadline is no death: the item is deferred and comes back, alone. How many deaths are poison is for
-`verdicts` to say.
+killed at the deadline is no death: its items are deferred as `unsure:hung`, come back in messages of their own, still
+unsure, and so to a child again; never to a thread of the worker, which nobody could kill. How many deaths are poison is
+for `verdicts` to say.
 """
 
 from __future__ import annotations

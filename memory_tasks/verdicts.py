@@ -11,6 +11,7 @@ A delivery is *unsure* if its item says so, if the broker says redelivered, or i
     held                 deferred, reason `held` (`unsure:held` when unsure): the store is known to be away and nothing
                          was sent (memory_tasks.breaker). No word against the line: it may come back among others
     died                 deferred, reason `unsure`, with one death more; dead (`poison`) at `MEMORY_POISON_DEATHS`
+    hung                 deferred, reason `unsure:hung`: its child was killed at the deadline. It goes to a child again
     checked              a dead line: forgotten, or dead as before. Where it could not be asked about there is no
                          receipt, since any other would take it out of the dead ones
 
@@ -27,10 +28,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from memory_tasks import counts, incoming, results
+from memory_tasks import children, counts, incoming, results
 from producer import errors, message
 from producer.convergence import delivery
-from producer.receipt import HELD, UNSURE, UNSURE_HELD, Receipt, State
+from producer.receipt import HELD, UNSURE, UNSURE_HELD, UNSURE_HUNG, Receipt, State
 
 __all__ = ["LATER_LOOK", "Again", "Answer", "Policy", "Trouble", "Verdicts", "backoff_s"]
 
@@ -59,7 +60,7 @@ class Again:
 
     items: Sequence[message.Item]
     tries: int
-    unsure_until: float | None
+    unsure_until: float | None  # set on a later look; see producer.message
     countdown_s: float
     reason: str  # a code; Flower shows it
     key: message.Key
@@ -180,7 +181,12 @@ class Verdicts:
         return self._asked.redelivered or (entry.item.unsure and not self._asked.is_look)
 
     def _refuse(self, entry: incoming.Entry) -> None:
-        """A line that was refused before any request: no copy of it ever sent one either."""
+        """A line that was refused before any request of this delivery.
+
+        Earlier ones may have sent some: of a line that killed its children (`poison`), or whose key was allowed more
+        then (`scope_not_allowed`). No later look is due for them. It is there to confirm what is said to be stored, and
+        `dead` says only that we gave up; a write that lands late was allowed when it was sent, is found by an order to
+        forget as any other, and a replay converges with it."""
         if entry.refusal == incoming.LATER_VERSION:
             self._defer(entry, entry.refusal, _DEPLOYMENT_DELAY_S)  # hosts were upgraded before their workers
         elif entry.line_hash:
@@ -194,7 +200,8 @@ class Verdicts:
         if isinstance(problem, errors.Permanent) and not isinstance(problem, _FAULT_OF_DEPLOYMENT):
             self._end(entry, State.DEAD, code, unsure=unsure)
         elif unsure or self._asked.is_look:
-            self._defer_unsure(entry, at_least_s=max(_asked_wait_s(problem), self._hold_of(problem)))
+            reason = UNSURE_HUNG if isinstance(problem, children.ChildHung) else UNSURE
+            self._defer_unsure(entry, reason, at_least_s=max(_asked_wait_s(problem), self._hold_of(problem)))
         else:
             self._try_again(entry, problem, code)
 

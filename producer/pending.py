@@ -6,7 +6,8 @@
                     └──── deferred ─────────┘   waits delayS and a growing, jittered interval
 
 - what a drainer finds at its first look is backlog, and unsure where it was sent before
-- a line that comes back deferred to the drainer that published it is sure again: time enough has passed
+- a line that comes back deferred to the drainer that published it is sure again: time enough has passed. Not one that
+  hung a worker's child: unsure from then on, it goes to a child every time
 - what was deferred waits to go singly, also when the next drainer finds it. Members of a chunk share its requests, so
   one that the store fails on could hold up the others for ever. Only what was `held` goes in chunks again: the store
   was away, nothing was sent, and no line can have been the reason
@@ -34,11 +35,12 @@ _HELD_STEP_S = 5.0
 class Known:
     """What is known of a line beside its entry; only of lines that were published or deferred."""
 
-    __slots__ = ("deferrals", "marked_s", "publishes", "unsure")
+    __slots__ = ("deferrals", "hung", "marked_s", "publishes", "unsure")
 
     def __init__(self) -> None:
         self.publishes = 0
         self.unsure = False
+        self.hung = False  # a worker's child, once: unsure from then on
         self.deferrals = 0
         self.marked_s: float | None = None  # `sent` was written for a publish that then failed
 
@@ -81,7 +83,9 @@ class Pending:
             else:
                 self.waiting.add(entry)
             return
-        self.known(entry).unsure = True
+        line = self.known(entry)
+        line.unsure = True
+        line.hung = entry.last is not None and entry.last.is_hung
         if entry.last is not None and entry.state is State.DEFERRED:
             left_s = entry.last.delay_s - max(0.0, (self._now_ms() - entry.last_ms) / 1000)
             self._wait_deferred(entry, now_s + max(0.0, left_s))
@@ -113,7 +117,8 @@ class Pending:
             line.unsure, line.deferrals = True, 0
             self.waiting.put_off(entry, now_s)
         else:
-            line.unsure = line.unsure and not was_in_flight
+            line.hung = line.hung or entry.last.is_hung
+            line.unsure = line.hung or (line.unsure and not was_in_flight)
             line.deferrals += 1
             interval_s = growing_s(line.deferrals, _DEFER_S, _DEFER_MAX_S, self._rng)
             self._wait_deferred(entry, now_s + max(entry.last.delay_s, interval_s))

@@ -10,12 +10,13 @@ A receipt names a line by `lineHash` and speaks for that line only. Not a Celery
                                                               └──▶ forgotten   ends any state
 
 Terminal: `forgotten`, `stored`, `dead`. Of two receipts for one line the one named first here holds, except that
-`deferred` with reason `unsure` (or `unsure:held`, below) reopens a line that is still in the journal. The journal adds
+`deferred` with reason `unsure` (or `unsure:…`, below) reopens a line that is still in the journal. The journal adds
 states of its own: `replayed` (an operator voids earlier receipts) and `discarded` (an operator gave a dead line up;
 terminal).
 
 Reasons of `deferred` that are more than codes for people: `held` (the store is known to be away, nothing was sent: no
-word against the line), `unsure`, and `unsure:held` for both.
+word against the line), `unsure`, `unsure:held` for both, and `unsure:hung` (a worker's child had to be killed over it:
+unsure, and no time that passes makes it sure).
 
 On Redis: list `memory:receipts:<journalId>`, bounded; each entry JSON {"receipt": {...}, "keyId": …, "signature": …},
 signed with the producer's key over the canonical JSON of {"journalId": …, "receipt": {...}}.
@@ -39,6 +40,7 @@ __all__ = [
     "TERMINAL",
     "UNSURE",
     "UNSURE_HELD",
+    "UNSURE_HUNG",
     "Receipt",
     "State",
     "decode",
@@ -63,6 +65,7 @@ class State(StrEnum):
 TERMINAL = frozenset({State.FORGOTTEN, State.STORED, State.DEAD, State.DISCARDED})
 UNSURE, HELD = "unsure", "held"
 UNSURE_HELD = f"{UNSURE}:{HELD}"
+UNSURE_HUNG = f"{UNSURE}:hung"
 _RANK = {State.FORGOTTEN: 0, State.STORED: 1, State.DEAD: 2, State.DEFERRED: 3}
 
 
@@ -78,7 +81,12 @@ class Receipt:
     @property
     def is_unsure(self) -> bool:
         """Deferred, and what was written may still be applied: it is delivered again whatever other receipts say."""
-        return self.state is State.DEFERRED and self.reason in (UNSURE, UNSURE_HELD)
+        return self.state is State.DEFERRED and self.reason in (UNSURE, UNSURE_HELD, UNSURE_HUNG)
+
+    @property
+    def is_hung(self) -> bool:
+        """Deferred because it hung a worker's child: it stays unsure, so that it goes to a child again."""
+        return self.state is State.DEFERRED and self.reason == UNSURE_HUNG
 
     @property
     def is_held(self) -> bool:

@@ -150,7 +150,7 @@ def test_a_child_that_hangs_is_killed_at_the_deadline_and_nobody_is_blamed(bench
     bench.fault("hang", event)
     (handled,) = bench.handle(*items_of([event]), for_s=2.0)
     assert isinstance(handled.result, delivery.Failed)
-    assert isinstance(handled.result.error, errors.DeliveryTooOld)
+    assert isinstance(handled.result.error, children.ChildHung)
     assert handled.result.unsure
     (bench.faults / f"hang-{event['eventId']}").unlink()
     assert states(bench.handle(*items_of([event]))) == [State.STORED]

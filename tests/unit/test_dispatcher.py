@@ -404,6 +404,24 @@ def test_at_start_held_lines_go_in_chunks_once_what_is_left_of_their_delay_is_ov
     assert [publication.count for publication in host.broker.published] == [5]
 
 
+def test_a_line_that_hung_a_workers_child_comes_back_singly_and_unsure_every_time(host: Host) -> None:
+    """Sure, it would be handled by a thread of the worker, and hang it for good."""
+    captured = host.capture(2)
+    reasons = ("unsure:hung", "unsure", "unsure:hung", "unsure:held", "unsure", "unsure")
+    for number, reason in enumerate(reasons):
+        host.rounds()
+        host.broker.take()
+        for line in captured:
+            host.receipt(line, State.DEFERRED, reason=reason, delay_s=60)
+        if number == 2:
+            host.rounds()
+            host.restart()
+        host.rounds(20, every_s=10)
+        assert sorted(host.broker.ids()) == sorted(line.id for line in captured)
+        assert all(item["unsure"] for item in host.broker.items())
+        assert reason == "unsure:held" or [one.count for one in host.broker.published] == [1, 1]
+
+
 def test_an_unsure_line_that_comes_back_deferred_to_its_drainer_is_sure(host: Host) -> None:
     (line,) = host.capture()
     host.rounds()

@@ -13,7 +13,18 @@ from typing import Any
 
 import pytest
 
-from memory_tasks import breaker, handling, incoming, ingest, results, settler, shared_store, tenants, verdicts
+from memory_tasks import (
+    breaker,
+    children,
+    handling,
+    incoming,
+    ingest,
+    results,
+    settler,
+    shared_store,
+    tenants,
+    verdicts,
+)
 from producer import capture, errors, message, receipt
 from producer.convergence import delivery
 from producer.journal import line as journal_line
@@ -533,6 +544,14 @@ def test_trouble_with_children_is_transient_and_no_death(bench, error):
     assert bench.receive(make.item(LINE, unsure=True, deaths=2)) is None
     (got,) = bench.receipts.sent
     assert (got.state, got.reason, got.deaths) == (State.DEFERRED, "unsure", 2)
+
+
+def test_what_hung_a_child_is_deferred_with_a_reason_that_keeps_it_unsure(bench):
+    bench.apart.result = delivery.Failed(error=children.ChildHung("x"), unsure=True)
+    assert bench.receive(make.item(LINE, unsure=True)) is None
+    assert bench.states == [(State.DEFERRED, "unsure:hung")]
+    assert bench.receipts.sent[0].delay_s >= 60
+    assert bench.receipts.counted["failed:child_hung"] == 1
 
 
 def test_a_fault_in_a_child_is_counted_by_its_class_and_deferred_as_unsure(bench):
