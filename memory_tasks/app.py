@@ -46,8 +46,8 @@ def make_app(
     expiry_of: Callable[[], expiry.Expiry] | None = None,
     turns: expiry_turns.Turns | None = None,
 ) -> celery.Celery:
-    """The app of these settings. `ingest_of` is called by the first task of a worker, never by Flower or a client, and
-    `expiry_of` by the first `memory.expire`. `lease`: what its workers say of themselves to others on the same broker.
+    """The app of these settings. `ingest_of` is called by the tasks of a worker, never by Flower or a client, and
+    `expiry_of` by `memory.expire`. `lease`: what its workers say of themselves to others on the same broker.
     `turns`: when they order that expired facts are removed."""
     app = celery.Celery("memory_tasks", events=events.CompleteEvents, set_as_current=False)
     app.conf.update(
@@ -89,7 +89,12 @@ def make_app(
         app.memory_turns = turns
         app.memory_receipts = functools.partial(_receipts_of, given)
         app.steps["consumer"].add(_TakesTurns)
-    tasks.register(app, ingest_of, whole_countdowns=rabbitmq.is_rabbitmq(given.producer.broker_url))
+    tasks.register(
+        app,
+        ingest_of,
+        whole_countdowns=rabbitmq.is_rabbitmq(given.producer.broker_url),
+        look_wait_s=given.producer.store_late_s,
+    )
     if expiry_of is not None:
         tasks.register_expiry(app, expiry_of)
     _mend_words()

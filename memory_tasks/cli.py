@@ -6,6 +6,7 @@ Exit codes: 0 done; 1 the answer is no (refused, unhealthy, lost); 2 the command
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -32,11 +33,11 @@ from memory_tasks import (
     forget_command,
     operator_commands,
     supervisor,
-    tenants,
     terminal,
 )
 from memory_tasks import metrics as metrics_module
 from memory_tasks import status as status_module
+from memory_tasks import worker as worker_module
 from memory_tasks.settings import Settings
 from memory_tasks.terminal import AgentId, AsJson, Participant, ProfileId
 from producer import config, errors, outcomes
@@ -201,7 +202,8 @@ def flower(
 def _worker_settings() -> Settings:
     """The settings, and whatever else a worker would stumble over, told here in one line."""
     settings = Settings.load(os.environ)
-    tenants.Tenants.load(settings.producer, settings.tenants_file)
+    with contextlib.closing(worker_module.Worker(settings)) as made:
+        made.handler()  # connects to nothing
     return settings
 
 

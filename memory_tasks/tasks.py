@@ -4,6 +4,10 @@ The only place where faults of ours end.
 Retries are published with their signature and their masks anew: Celery's `retry` keeps neither. What Celery says of a
 message, in logs, events, `inspect` and Flower, never holds its arguments: `QuietRequest` knows their number only. Nor
 can a task be revoked: what is durable ends by a receipt.
+
+Where the broker does not hold countdowns back, the worker that receives a later look holds it, for the whole wait and
+from its receipt on. Celery's ETA says when it is due by the clock of the worker that published it; by the clock of one
+that is ahead it would be due too early, and a look that is made before a late request lands confirms what then changes.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import celery
@@ -27,6 +32,7 @@ __all__ = ["QuietRequest", "order_expiry", "register", "register_expiry"]
 logger = logging.getLogger(__name__)
 
 RECEIVED = "memoryReceivedS"
+_UNFIT_PAUSE_S = 2.0  # else a worker without its parts would turn its queue over as fast as it can
 
 
 class QuietRequest(Request):
@@ -41,6 +47,12 @@ class QuietRequest(Request):
         self._request_dict.update(masks, shadow=None)
         # Before a countdown and before the wait for a free thread: the broker's clock has been running since.
         self._request_dict[RECEIVED] = clock.now_s()
+        look_wait_s = getattr(self._task, "look_wait_s", None)
+        if self.eta is not None and look_wait_s is not None and self._is_look():
+            self._eta = datetime.now(UTC) + timedelta(seconds=look_wait_s)  # Celery counts it down monotonically
+
+    def _is_look(self) -> bool:
+        return isinstance(self._kwargs, Mapping) and self._kwargs.get("unsureUntil") is not None
 
     def revoked(self) -> bool:
         """Never: it would drop a delivery or its later look, and for hours whatever its journal publishes again."""
@@ -57,22 +69,28 @@ class QuietRequest(Request):
 
 
 def register(
-    app: celery.Celery, ingest_of: Callable[[], ingest.Ingest], *, whole_countdowns: bool = False
+    app: celery.Celery,
+    ingest_of: Callable[[], ingest.Ingest],
+    *,
+    whole_countdowns: bool = False,
+    look_wait_s: float,
 ) -> celery.Task:
     """Add the task to this app. `ingest_of` gives what handles messages, once the worker runs. `whole_countdowns`: the
-    broker itself holds retries back, for whole seconds."""
+    broker itself holds retries back, for whole seconds. Where it does not, later looks wait here for `look_wait_s`."""
 
     @app.task(
         bind=True,
+        shared=False,  # each app has its own parts
         name=message.TASK_NAME,
         Request=f"{__name__}:{QuietRequest.__name__}",
         max_retries=None,
         typing=False,
+        look_wait_s=None if whole_countdowns else look_wait_s,
     )
     def memory_ingest(self: celery.Task, /, *args: Any, **arguments: Any) -> None:
         request = self.request
         again = _receive(
-            ingest_of(),
+            _made(ingest_of),
             {"": args, **arguments} if args else arguments,  # signed messages have keyword arguments only
             vars(request),
             redelivered=bool((request.delivery_info or {}).get("redelivered")),
@@ -89,6 +107,7 @@ def register_expiry(app: celery.Celery, expiry_of: Callable[[], expiry.Expiry]) 
 
     @app.task(
         bind=True,
+        shared=False,  # each app has its own parts
         name=expiry.TASK_NAME,
         Request=f"{__name__}:{QuietRequest.__name__}",
         max_retries=None,
@@ -115,6 +134,17 @@ def order_expiry(app: celery.Celery, tenant: str, key: message.Key) -> None:
         queue=message.BACKLOG_QUEUE,
         **message.masks(0),
     )
+
+
+def _made(ingest_of: Callable[[], ingest.Ingest]) -> ingest.Ingest:
+    """What handles messages. A worker made it at its start; should it fail here all the same, the message goes back to
+    the broker: Celery would acknowledge it, and without a receipt."""
+    try:
+        return ingest_of()
+    except Exception as fault:  # noqa: BLE001 (the edge of the process; its words may quote a secret)
+        logger.error("action=worker_unfit kind=%s at=%s; end this worker", type(fault).__name__, _place_of(fault))
+        time.sleep(_UNFIT_PAUSE_S)
+        raise Reject(type(fault).__name__, requeue=True) from None
 
 
 def _receive(

@@ -21,7 +21,7 @@ from memory_tasks import (
     tenants,
     verdicts,
 )
-from producer import redis_client, store
+from producer import errors, redis_client, store
 
 __all__ = ["Worker"]
 
@@ -29,7 +29,7 @@ _CHILD = "memory_tasks.poison_child"
 
 
 class Worker:
-    """The parts of one worker process, made on first use and closed once."""
+    """The parts of one worker process, made on first use (a worker does that at its start) and closed once."""
 
     def __init__(
         self,
@@ -52,7 +52,8 @@ class Worker:
         self._redis: Any = None
 
     def handler(self) -> ingest.Ingest:
-        """What handles messages in this process."""
+        """What handles messages in this process. Raises `errors.SettingsRefused` when the settings make no store or
+        embedder. Connects to nothing, so that a worker can make it at its start."""
         with self._guard:
             if self._ingest is None:
                 self._ingest = self._make()
@@ -110,7 +111,13 @@ class Worker:
             store_pool=given.store_pool,
             forget_margin_s=given.forget_margin_s,
         )
-        self._settler = parts.make_settler(plan, open_store=self._open_store)
+        try:
+            self._settler = parts.make_settler(plan, open_store=self._open_store)
+        except ImportError as missing:
+            name = missing.name or "one of its packages"
+            raise errors.SettingsRefused(
+                "MEMORY_STORE_URL", f"this store needs {name}, which is not installed"
+            ) from None
         self._children = children.Children(
             self._child_module,
             {"plan": plan.plain(), "poisonDeaths": given.poison_deaths},

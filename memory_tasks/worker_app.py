@@ -1,7 +1,8 @@
 """Entry point of Celery's own commands: `celery -A memory_tasks.worker_app worker` (and `flower`, `inspect`).
 
-Reads the environment, once, at import: that is what Celery's `-A` asks for. A worker opens stores and Redis when its
-first message comes; Flower and `inspect` load this too and open nothing.
+Reads the environment, once, at import: that is what Celery's `-A` asks for. A worker makes its parts at its start, so
+that one whose parts cannot be made ends there, and takes no message; it connects to stores and Redis when its first
+message comes. Flower and `inspect` load this too and make nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from celery import signals
 from memory_tasks import app as app_module
 from memory_tasks import settings
 from memory_tasks import worker as worker_module
+from producer import errors
 
 __all__ = ["app"]
 
@@ -26,6 +28,17 @@ app = app_module.make_app(
     expiry_of=_worker.expirer,
     turns=_worker.make_turns(),
 )
+
+
+@signals.worker_init.connect(weak=False)
+def _make_parts(**_: Any) -> None:
+    """Celery logs what a signal's receiver raises and goes on; only the end of the process gets past it."""
+    try:
+        _worker.handler()
+    except errors.IngestError as refusal:
+        raise SystemExit(f"error {type(refusal).__name__}: {refusal}") from None
+    except Exception as fault:  # noqa: BLE001 (the edge of the process; its words may quote a secret)
+        raise SystemExit(f"error {type(fault).__name__}: the parts of this worker cannot be made") from None
 
 
 @signals.worker_shutdown.connect(weak=False)

@@ -292,6 +292,12 @@ def test_a_worker_names_a_tenants_file_that_it_cannot_read(alone):
     assert "MEMORY_TENANTS_FILE" in refused(alone, "worker", changes={"MEMORY_TENANTS_FILE": "/nowhere.json"})
 
 
+@pytest.mark.parametrize("command", ["worker", "up"])
+def test_what_runs_a_worker_refuses_settings_that_make_no_embedder_before_anything_starts(alone, command):
+    changes = {"MEMORY_EMBED_URL": "http://127.0.0.1:9/v1/embeddings"}
+    assert "MEMORY_EMBED_DIMENSIONS" in refused(alone, command, changes=changes)
+
+
 def test_two_agents_do_not_share_a_socket(served):
     assert "another agent runs" in refused(served, "agent")
 

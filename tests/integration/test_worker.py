@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,11 +22,12 @@ from producer import broker, capture, config, message, receipt
 from producer.receipt import State
 from producer.store.sqlite import SqliteStore
 from tests import worker_messages as make
-from tests.integration.local_nodes import WorkerContainer
+from tests.integration.local_nodes import ROOT, WorkerContainer
 from tests.redis_server import redis_server
 from tests.rushdb_server import rushdb_server
 
 DEADLINE_S = 30.0
+FAKETIME = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
 
 
 class Bench:
@@ -191,6 +193,31 @@ def test_a_worker_killed_between_upsert_and_receipt_leaves_one_record_and_its_re
     (retried,) = (e for e in events if e["type"] == "task-retried")
     assert "Retryable('later_look')" in retried["exception"]
     assert bench.counts()["looks"] == 1
+
+
+@pytest.mark.skipif(not FAKETIME and "CI" not in os.environ, reason="libfaketime is not installed")
+def test_a_later_look_of_a_worker_whose_clock_is_behind_is_not_made_too_early_by_one_that_is_ahead(bench):
+    late_s = 2.0
+    bench.restart(
+        MEMORY_STORE_LATE_S=f"{late_s:g}",
+        LD_PRELOAD=str(FAKETIME[0]),
+        FAKETIME="+1h",
+        FAKETIME_DONT_FAKE_MONOTONIC="1",
+        PYTHONPATH=f"{ROOT / 'tests' / 'faults' / 'faketime'}:{bench.container.environment['PYTHONPATH']}",
+    )
+    event = make.episode()
+    arguments = message.arguments([make.item(make.line(event))], unsure_until=time.time() + late_s)
+    sent_s = time.monotonic()
+    bench.setup.app.send_task(
+        message.TASK_NAME,
+        kwargs=arguments,
+        headers=message.sign(arguments, bench.key),
+        queue=message.QUEUE,
+        countdown=late_s,
+        **message.masks(1),
+    )
+    assert bench.receipts(1)[0].state is State.STORED
+    assert time.monotonic() - sent_s >= late_s
 
 
 def test_a_message_nobody_signed_is_refused_and_counted_and_leaves_no_trace(bench):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import redis
 from celery.exceptions import Reject, Retry
+from kombu import Message
 from kombu.transport import redis as kombu_redis
 
 from memory_tasks import app as app_module
@@ -113,3 +116,49 @@ def test_what_kombu_says_of_a_message_it_cannot_put_back_does_not_quote_it(caplo
     (record,) = caplog.records
     assert record.getMessage() == "Could not restore message; discarded, its content is not shown"
     assert make.SECRET_WORDS not in caplog.text
+
+
+def test_a_message_stays_with_the_broker_when_its_handler_cannot_be_made_and_the_worker_pauses(monkeypatch, caplog):
+    """Celery acknowledges what ends in an error: it would be gone, without a receipt."""
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+
+    def refuse() -> Any:
+        raise errors.SettingsRefused("MEMORY_STORE_TOKEN", make.SECRET_WORDS)
+
+    app = app_module.make_app(settings.Settings.load({}), refuse)
+    with pytest.raises(Reject) as caught:
+        app.tasks[message.TASK_NAME].run()
+    assert caught.value.requeue is True
+    assert pauses == [2.0]
+    assert "action=worker_unfit kind=SettingsRefused" in caplog.text
+    assert make.SECRET_WORDS not in caplog.text
+
+
+@pytest.mark.parametrize("ahead_s", [-3600.0, 0.0, 3600.0])
+@pytest.mark.parametrize(
+    ("broker_url", "is_look", "is_mended"),
+    [
+        ("redis://127.0.0.1:1/0", True, True),
+        ("redis://127.0.0.1:1/0", False, False),  # a retry too early costs a request
+        ("amqp://127.0.0.1:1", True, False),  # RabbitMQ has held it by its own clock, and an ETA in the past is none
+    ],
+)
+def test_a_later_look_waits_from_its_receipt_on_whatever_the_clock_of_its_publisher(
+    broker_url, is_look, is_mended, ahead_s
+):
+    environment = {"MEMORY_BROKER_URL": broker_url, "MEMORY_REDIS_URL": "redis://127.0.0.1:1/0"}
+    app = app_module.make_app(settings.Settings.load(environment), lambda: pytest.fail("handles no messages"))
+    due = datetime.now(UTC) + timedelta(seconds=60 - ahead_s)
+    arguments = message.arguments(AGAIN.items, unsure_until=due.timestamp() if is_look else None)
+    headers = {"id": "x", "task": message.TASK_NAME, "eta": due.isoformat()}
+    request = tasks.QuietRequest(
+        Message(headers=headers, delivery_info={}, properties={}),
+        app=app,
+        task=app.tasks[message.TASK_NAME],
+        body=([], arguments, {}),
+        headers=headers,
+        decoded=True,
+    )
+    waits_s = (request.eta - datetime.now(UTC)).total_seconds()
+    assert waits_s == pytest.approx(60 if is_mended else 60 - ahead_s, abs=5)
