@@ -278,7 +278,7 @@ class Segment:
         usable = False
         try:
             self.size, links = self._fs.size_and_links(self._descriptor)
-            usable = links > 0 and self._stands_here() and (self.size == self._known_size or self._examine())
+            usable = links > 0 and self.stands_here() and (self.size == self._known_size or self._examine())
             self.ended = not usable
         finally:
             self._held = True
@@ -286,7 +286,7 @@ class Segment:
                 self.let_go()
         return usable
 
-    def _stands_here(self) -> bool:
+    def stands_here(self) -> bool:
         """Whether who reads the directory finds it: it may have been moved away, or another disk been mounted."""
         return self._fs.stands_at(self._descriptor, f"{self.directory}/{self.name}")
 
@@ -328,11 +328,14 @@ class Segment:
                 written += self._fs.write(self._descriptor, memoryview(whole)[written:])
         except OSError:
             self._known_size = -1
+            whole_bytes = whole.rfind(b"\n", 0, written) + 1
             try:
-                self._fs.truncate(self._descriptor, self.size + whole.rfind(b"\n", 0, written) + 1)
-                self._prefix = b""
+                self._fs.truncate(self._descriptor, self.size + whole_bytes)
+                self.size += whole_bytes
+                self._prefix = b"" if whole_bytes else self._prefix
             except OSError:
-                self._prefix = b"\n"  # a torn tail, for us and for the next one who holds it
+                self.size += written
+                self._prefix = b"\n" if written else self._prefix  # a torn tail, for us and for the next one
             raise
         self.size = self._known_size = self.size + len(whole)
         self._prefix = b""
@@ -355,6 +358,7 @@ class Segment:
     def seal(self, at_ms: int) -> None:
         """Nobody appends to it any more. Held before, and still held after."""
         self.append(footer(at_ms))
+        self._known_size = -1  # we too look at its end when we hold it next
 
     def let_go(self) -> None:
         self._held = False

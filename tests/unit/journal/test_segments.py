@@ -236,6 +236,48 @@ def test_an_append_that_fails_and_cannot_be_cut_off_leaves_a_torn_tail(fs: Crash
     assert len(damage(found)) == 1
 
 
+@pytest.mark.parametrize("is_stubborn", [False, True])
+def test_whole_lines_of_a_failed_append_stay_when_the_next_append_fails_too(is_stubborn: bool) -> None:
+    class Stubborn(CrashingFileSystem):
+        refuses = is_stubborn
+
+        def truncate(self, descriptor: int, length: int) -> None:
+            if self.refuses:
+                raise OSError(5, "truncate")
+            super().truncate(descriptor, length)
+
+    fs = Stubborn()
+    fs.make_directory(DIRECTORY)
+    mine = written(fs, 1)
+    assert mine.hold()
+    fs.capacity = fs._used() + 2 * len(line(2)) + 30
+    with pytest.raises(OSError, match="write"):
+        mine.append(line(2) + line(3) + line(4))
+    assert numbers(pieces(fs, mine)) == [1, 2, 3]
+    fs.refuses = False
+    for room in (0, 10, 0):
+        fs.capacity = fs._used() + room
+        with pytest.raises(OSError, match="write"):
+            mine.seal(AT_MS)
+        assert numbers(pieces(fs, mine)) == [1, 2, 3]
+    fs.capacity = None
+    mine.append(line(5))
+    assert numbers(pieces(fs, mine)) == [1, 2, 3, 5]
+
+
+def test_after_an_append_that_wrote_nothing_a_torn_tail_is_still_one(fs: CrashingFileSystem) -> None:
+    mine = written(fs, 1)
+    fs.damage(path(mine), lambda data: data + b"torn")
+    assert mine.hold()
+    fs.capacity = fs._used()
+    with pytest.raises(OSError, match="write"):
+        mine.append(line(2))
+    fs.capacity = None
+    mine.append(line(3))
+    assert numbers(pieces(fs, mine)) == [1, 3]
+    assert damage(pieces(fs, mine)) == [b"torn"]
+
+
 def test_every_whole_line_is_read_whatever_bit_is_flipped(fs: CrashingFileSystem) -> None:
     mine = written(fs, 1, 2, 3)
     whole = fs.contents(path(mine))
