@@ -129,7 +129,18 @@ def _says_as_much(later: _Stamped, earlier: _Stamped) -> bool:
 class SegmentView:
     """What the index knows of a segment."""
 
-    __slots__ = ("entries", "later", "looked_at_s", "name", "offset", "others", "sealed", "size", "unreadable")
+    __slots__ = (
+        "entries",
+        "failed_removals",
+        "later",
+        "looked_at_s",
+        "name",
+        "offset",
+        "others",
+        "sealed",
+        "size",
+        "unreadable",
+    )
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -141,6 +152,7 @@ class SegmentView:
         self.sealed = False
         self.unreadable = False
         self.looked_at_s = 0.0  # by compaction
+        self.failed_removals = 0  # by compaction
 
     @property
     def has_tail(self) -> bool:
@@ -346,18 +358,6 @@ class Index:
             if entry.copies == 0:
                 self._changes.vanished.append(entry)
                 self.entries.pop(entry.hash, None)
-            elif entry.segment == view.name:
-                self._find_again(entry)
-
-    def _find_again(self, entry: Entry) -> None:
-        """Another copy of a line, in a segment that is still there. Rare: two copies come from a failed sync."""
-        for view in self.views.values():
-            if view.name == entry.segment or not any(other is entry for other in view.entries):
-                continue
-            for located in self.journal.scan_segment(view.name):
-                if located.line.kind in ("event", "order") and bytes.fromhex(located.line.hash) == entry.hash:
-                    entry.segment, entry.offset = view.name, located.offset
-                    return
 
     def _drop_orphans(self) -> None:
         """Forget what is said of lines that are nowhere; one that is being appended gets until the next poll. A line
@@ -370,10 +370,21 @@ class Index:
         self._orphans = set(self._without_line)
 
     def read_line(self, entry: Entry) -> lines.Line:
-        """The line of an entry, read and checked again.
+        """The line of an entry, read and checked again; of one that stands twice, whichever copy is whole.
 
         Raises `OSError` (try again after the next poll) and `errors.DamagedLine` (`lose` it).
         """
+        if entry.segment in self.views:
+            try:
+                return self._read_copy(entry)
+            except errors.DamagedLine:
+                if entry.copies < 2:
+                    raise
+                self._damaged.add(f"{entry.hash.hex()[:32]}.copy")
+        self._find_again(entry)
+        return self._read_copy(entry)
+
+    def _read_copy(self, entry: Entry) -> lines.Line:
         fs = self.journal.fs
         descriptor = fs.open_to_read(f"{self.journal.directory}/{entry.segment}")
         try:
@@ -384,8 +395,23 @@ class Index:
             raise errors.DamagedLine("another line stands there")
         return line
 
+    def _find_again(self, entry: Entry) -> None:
+        """Point it at a copy that is whole, now that the one read last is damaged or gone.
+
+        Rare: two copies come from a failed sync, or from a crash in compaction. A damaged one stays in `copies` until
+        its segment goes, as in the segment's `entries`.
+        """
+        for view in self.views.values():
+            if not any(other is entry for other in view.entries):
+                continue
+            for located in self.journal.scan_segment(view.name):
+                if located.line.kind in ("event", "order") and bytes.fromhex(located.line.hash) == entry.hash:
+                    entry.segment, entry.offset = view.name, located.offset
+                    return
+        raise errors.DamagedLine("no copy of it is whole")
+
     def lose(self, entry: Entry) -> None:
-        """Its bytes were damaged since they were read: nobody can deliver it. Counted; the entry is gone."""
+        """Its bytes, of every copy, were damaged since they were read: nobody can deliver it. Counted; it is gone."""
         self._damaged.add(f"{entry.hash.hex()[:32]}.lost")
         self.entries.pop(entry.hash, None)
         entry.copies = 0

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from producer import errors, message
 from producer import receipt as receipts
 from producer.dispatcher import Dispatcher
+from producer.journal import Journal
 from producer.journal.filesystem import REAL
 from producer.journal.index import Entry, Index
 from producer.receipt import Receipt, State
@@ -186,6 +187,86 @@ def test_a_line_that_stands_twice_is_one_line_and_survives_the_loss_of_either_co
             assert index.read_line(entry).text == line.text
             fs.close(fs.create(f"{journal.directory}/{gone}"))
             fs.damage(f"{journal.directory}/{gone}", lambda _, kept=kept: kept)
+
+
+@pytest.mark.parametrize("where", ["in one segment", "in two"])
+@pytest.mark.parametrize("damaged", [0, 1])
+def test_a_line_that_stands_twice_is_read_from_the_copy_that_is_whole(where: str, damaged: int) -> None:
+    fs, clock = CrashingFileSystem(), Clock()
+    with open_journal(fs, clock) as journal:
+        line = journal.append_event(event(1))
+        journal.append_receipts([receipt_of(line, State.DEFERRED, reason="unsure", deaths=2)])
+        seal_all(journal)
+        (first,) = journal.segment_names()
+        second = twice(fs, journal, first) if where == "in two" else first
+        if second == first:
+            fs.damage(f"{journal.directory}/{first}", lambda data: data + data.splitlines(keepends=True)[1])
+        index = Index(journal, monotonic=clock).read_all()
+        (entry,) = index.entries.values()
+        assert entry.copies == 2
+        flip(fs, journal, (first, second)[damaged], number=damaged if second == first else 0)
+        assert index.read_line(entry).text == line.text
+        assert index.read_line(entry).text == line.text, "the second time"
+        assert (entry.deaths, entry.is_open) == (2, True)
+        if second != first:
+            fs.unlink(f"{journal.directory}/{(first, second)[damaged]}")
+            index.poll()
+            index.poll()
+            assert (entry.copies, entry.is_open) == (1, True), "it went with its damaged copy"
+            assert index.read_line(entry).text == line.text
+
+
+def test_a_line_whose_whole_copy_is_removed_is_lost_with_the_damaged_one() -> None:
+    fs, clock = CrashingFileSystem(), Clock()
+    with open_journal(fs, clock) as journal:
+        journal.append_event(event(1))
+        seal_all(journal)
+        (first,) = journal.segment_names()
+        second = twice(fs, journal, first)
+        index = Index(journal, monotonic=clock).read_all()
+        (entry,) = index.entries.values()
+        whole = entry.segment
+        flip(fs, journal, first if whole == second else second)
+        fs.unlink(f"{journal.directory}/{whole}")
+        index.poll()
+        with pytest.raises(errors.DamagedLine):
+            index.read_line(entry)
+        index.lose(entry)
+        assert not index.entries
+
+
+def test_a_disk_that_does_not_give_the_other_copy_now_neither_breaks_a_poll_nor_costs_the_line() -> None:
+    fs, clock = CrashingFileSystem(), Clock()
+    with open_journal(fs, clock) as journal:
+        line = journal.append_event(event(1))
+        seal_all(journal)
+        (first,) = journal.segment_names()
+        twice(fs, journal, first)
+        index = Index(journal, monotonic=clock).read_all()
+        (entry,) = index.entries.values()
+        fs.unlink(f"{journal.directory}/{entry.segment}")
+        index.poll()
+        fs.fail_at, fs.fail_for = len(fs.operations), 100
+        with pytest.raises(OSError, match="open"):
+            index.read_line(entry)
+        index.poll()
+        fs.stop_failing()
+        assert index.read_line(entry).text == line.text
+
+
+def twice(fs: CrashingFileSystem, journal: Journal, name: str) -> str:
+    """The name of a second segment with the same bytes, as a crash in compaction leaves it."""
+    copy = f"{name[:-14]}ffffffff.jsonl"
+    fs.close(fs.create(f"{journal.directory}/{copy}"))
+    fs.damage(f"{journal.directory}/{copy}", lambda _: fs.contents(f"{journal.directory}/{name}"))
+    return copy
+
+
+def flip(fs: CrashingFileSystem, journal: Journal, name: str, *, number: int = 0) -> None:
+    """Damage the first or second copy of the line in this segment."""
+    parts = fs.contents(f"{journal.directory}/{name}").split(b'"userText"')
+    parts[number] += b'"userTexT"' + parts.pop(number + 1)
+    fs.damage(f"{journal.directory}/{name}", lambda _: b'"userText"'.join(parts))
 
 
 def test_a_segment_that_cannot_be_read_now_is_read_later() -> None:
