@@ -17,8 +17,10 @@ How, each a guarantee with a test of its name:
   nothing is removed
 - a line or segment of a later version stays, and so does every receipt, which may speak of it
 - many small segments become one
+- no more than 32 segments are held at once, nor the survivors of more than two full ones: descriptors and memory are
+  the host's
 - a segment is sealed when it is older than its age, or when a line in it was forgotten
-- a crash at any step loses nothing: at worst lines stand twice
+- a crash at any step loses nothing: at worst lines stand twice. Copies of what cannot be removed do not pile up
 - on a full disk removing needs no room, and copying may use the reserve
 """
 
@@ -41,7 +43,9 @@ from producer.receipt import State
 __all__ = ["Compacted", "compact", "heal_tails", "seal_finished", "sweep_drafts"]
 
 _LOOK_AGAIN_S = 60.0
+_LOOK_AGAIN_MAX_S = 86_400.0
 _MANY_SMALL = 16
+_HELD_AT_ONCE = 32
 _DRAFT_MAX_AGE_S = 3600.0
 
 _log = logging.getLogger(__name__)
@@ -82,7 +86,7 @@ def compact(journal: Journal, index: Index, *, now_s: float, everything: bool = 
     try:
         small = _small(journal, index)
         for view in list(index.views.values()):
-            if not everything and view.looked_at_s and now_s - view.looked_at_s < _LOOK_AGAIN_S:
+            if not everything and view.looked_at_s and now_s - view.looked_at_s < _look_again_s(view):
                 continue
             if not view.sealed or view.unreadable:
                 continue
@@ -103,10 +107,11 @@ def compact(journal: Journal, index: Index, *, now_s: float, everything: bool = 
                 sorted_.segment.close()
             else:
                 looked.append(sorted_)
-        for group in _groups(looked, journal.segment_max_bytes):
-            if (len(group) > 1 or group[0].is_worth_copying) and _copy_forward(journal, group):
-                written += 1
-                removed += _remove(journal, group)
+            if len(looked) >= _HELD_AT_ONCE or sum(len(one.kept) for one in looked) >= journal.segment_max_bytes:
+                done = _rewrite(journal, looked)
+                written, removed = written + done[0], removed + done[1]
+        done = _rewrite(journal, looked)
+        written, removed = written + done[0], removed + done[1]
     except OSError as problem:
         _log_failure("remove", problem)
     finally:
@@ -115,6 +120,47 @@ def compact(journal: Journal, index: Index, *, now_s: float, everything: bool = 
         index.poll()
     freed = before - sum(view.size for view in index.views.values())
     return Compacted(segments_removed=removed, segments_written=written, bytes_freed=max(0, freed))
+
+
+def _rewrite(journal: Journal, looked: list[_Sorted]) -> tuple[int, int]:
+    """Copy survivors forward, remove their sources and let all go; segments written, and removed.
+
+    Raises `OSError` as `_remove` does; what is held then is for the caller to close.
+    """
+    written = removed = 0
+    for group in _groups(looked, journal.segment_max_bytes):
+        if len(group) == 1 and not group[0].is_worth_copying:
+            continue
+        copy = _copy_forward(journal, group)
+        if copy is None:
+            continue
+        gone = _remove(journal, group)
+        if gone:
+            written += 1
+            removed += gone
+        else:
+            _take_back(journal, copy, group)
+    while looked:
+        looked.pop().segment.close()
+    return written, removed
+
+
+def _take_back(journal: Journal, copy: str, group: Sequence[_Sorted]) -> None:
+    """Remove a copy none of whose sources could be removed: the next pass makes one more.
+
+    Each source is looked for: an unlink that failed may have been done, and then the copy is the only one.
+    """
+    try:
+        all_stand = all(one.segment.stands_here() for one in group)
+    except OSError:
+        return
+    if all_stand:
+        _remove_if_there(journal, copy)
+
+
+def _look_again_s(view: SegmentView) -> float:
+    """Longer and longer when it cannot be removed: each time its survivors may be copied once more, to stay."""
+    return min(_LOOK_AGAIN_S * 2.0 ** min(view.failed_removals, 16), _LOOK_AGAIN_MAX_S)
 
 
 def _may_hold_waste(view: SegmentView, now_s: float) -> bool:
@@ -219,8 +265,8 @@ def _groups(looked: Sequence[_Sorted], max_bytes: int) -> list[list[_Sorted]]:
     return groups
 
 
-def _copy_forward(journal: Journal, group: Sequence[_Sorted]) -> bool:
-    """Whether the survivors stand, durable, in a new sealed segment.
+def _copy_forward(journal: Journal, group: Sequence[_Sorted]) -> str | None:
+    """The path of the new sealed segment in which the survivors stand, durable; None when they do not.
 
     It is named as old as the oldest source, so that old lines stay first.
     """
@@ -233,7 +279,7 @@ def _copy_forward(journal: Journal, group: Sequence[_Sorted]) -> bool:
     while True:
         try:
             if journal.budget.used_bytes() + len(whole) > journal.budget.max_bytes:
-                return False
+                return None
             _write_draft(journal, draft, whole)
             fs.rename(draft, target)
             fs.sync_directory(directory)
@@ -243,8 +289,8 @@ def _copy_forward(journal: Journal, group: Sequence[_Sorted]) -> bool:
             if problem.errno in NO_SPACE and journal.budget.spend(len(whole)):
                 continue
             _log_failure("copy", problem)
-            return False
-        return True
+            return None
+        return target
 
 
 def _remove_if_there(journal: Journal, path: str) -> None:
@@ -283,6 +329,7 @@ def _remove(journal: Journal, group: Sequence[_Sorted]) -> int:
             journal.fs.unlink(f"{journal.directory}/{one.segment.name}")
             removed += 1
         except OSError as problem:
+            one.view.failed_removals += 1
             _log_failure("remove", problem)
     if removed:
         journal.fs.sync_directory(journal.directory)

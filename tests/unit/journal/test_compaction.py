@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Container
+
 import pytest
 
 from producer.journal import Journal, compaction, segments
 from producer.journal.index import RECENTLY_SENT_S, Index
 from producer.journal.line import Line
 from producer.receipt import State
-from tests.unit.journal.crashing_filesystem import CrashingFileSystem
+from tests.unit.journal.crashing_filesystem import CrashingFileSystem, File
 from tests.unit.journal.support import LONG_S, Clock, compact, event, open_journal, order, receipt_of, seal_all, texts
 
 
@@ -353,3 +356,128 @@ def test_while_the_directory_cannot_be_synced_copies_do_not_pile_up() -> None:
             compact(journal, clock)
         assert len(journal.segment_names()) <= 2
         assert lines[3].text in texts(journal)
+
+
+class Watched(CrashingFileSystem):
+    """Counts descriptors, and has only so many."""
+
+    limit, most = 1 << 30, 0
+
+    def _opened(self, file: File) -> int:
+        if len(self.open_files) >= self.limit:
+            raise OSError(errno.EMFILE, "open")
+        descriptor = super()._opened(file)
+        self.most = max(self.most, len(self.open_files))
+        return descriptor
+
+
+def test_of_hundreds_of_small_segments_few_are_open_at_once(clock: Clock) -> None:
+    fs = Watched()
+    with open_journal(fs, clock) as journal:
+        lines = []
+        for number in range(200):
+            lines.append(journal.append_event(event(number)))
+            seal_all(journal)
+            clock.advance(1)
+        fs.limit = 40
+        assert compact(journal, clock).segments_removed == 200
+        assert len(journal.segment_names()) == 7
+        assert texts(journal) == [line.text for line in lines]
+
+
+def test_of_many_survivors_few_are_in_memory_at_once(clock: Clock) -> None:
+    fs = Watched()
+    with open_journal(fs, clock, segment_max_bytes=10_000) as journal:
+        lines = []
+        for number in range(20):
+            pair = [journal.append_event(event(2 * number + half, length=3000)) for half in range(2)]
+            journal.append_receipts([receipt_of(pair[1])])
+            seal_all(journal)
+            clock.advance(1)
+            lines.append(pair[0])
+        fs.most = 0
+        assert compact(journal, clock).segments_removed == 20
+        assert fs.most <= 6, "as many segments as fill one, and what is open besides"
+        assert texts(journal) == [line.text for line in lines]
+
+
+class Unremovable(CrashingFileSystem):
+    """Refuses to unlink segments of these names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused: Container[str] = ()
+        self.has_done_it = False
+
+    def unlink(self, path: str) -> None:
+        if path.rpartition("/")[2] in self.refused:
+            if self.has_done_it:
+                super().unlink(path)
+            raise OSError(errno.EIO, "unlink")
+        super().unlink(path)
+
+
+class Everything:
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+def half_waste(journal: Journal) -> Line:
+    """The one line of a sealed segment that is still needed."""
+    lines = appended(journal, 4)
+    journal.append_receipts([receipt_of(line) for line in lines[:3]])
+    seal_all(journal)
+    return lines[3]
+
+
+def test_while_a_segment_cannot_be_removed_copies_of_it_do_not_pile_up(clock: Clock) -> None:
+    fs = Unremovable()
+    with open_journal(fs, clock) as journal:
+        line = half_waste(journal)
+        before = fs.refused = journal.segment_names()
+        for _ in range(5):
+            assert compact(journal, clock) == compaction.Compacted()
+            assert journal.segment_names() == before
+        fs.refused = ()
+        assert compact(journal, clock).segments_removed == 1
+        assert texts(journal) == [line.text]
+
+
+def test_where_nothing_can_be_removed_copies_become_rarer_and_rarer(clock: Clock) -> None:
+    fs = Unremovable()
+    with open_journal(fs, clock) as journal:
+        line = half_waste(journal)
+        fs.refused = Everything()
+        index = Index(journal, monotonic=clock)
+        for _ in range(24 * 12):
+            clock.advance(300)
+            compaction.compact(journal, index, now_s=clock())
+        assert 2 < len(journal.segment_names()) < 14
+        fs.refused = ()
+        clock.advance(compaction._LOOK_AGAIN_MAX_S)
+        compaction.compact(journal, index, now_s=clock())
+        assert set(texts(journal)) == {line.text}
+        assert index.read_line(index.entries[bytes.fromhex(line.hash)]).text == line.text
+
+
+def test_a_removal_that_failed_and_was_done_all_the_same_costs_no_line(clock: Clock) -> None:
+    fs = Unremovable()
+    with open_journal(fs, clock) as journal:
+        line = half_waste(journal)
+        fs.refused, fs.has_done_it = journal.segment_names(), True
+        compact(journal, clock)
+        assert texts(journal) == [line.text]
+
+
+def test_of_segments_joined_the_one_that_cannot_be_removed_takes_no_line_of_the_others_with_it(clock: Clock) -> None:
+    fs = Unremovable()
+    with open_journal(fs, clock) as journal:
+        lines = []
+        for number in range(20):
+            lines.append(journal.append_event(event(number)))
+            seal_all(journal)
+            clock.advance(1)
+        fs.refused = list(journal.segment_names())[7:8]
+        assert compact(journal, clock).segments_removed == 19
+        assert set(texts(journal)) == {line.text for line in lines}
+        assert len(texts(journal)) == 21
