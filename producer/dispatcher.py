@@ -22,8 +22,8 @@ test of its name:
 - at start receipts are read first (as many as a list can hold); then every line with a `sent` and no terminal receipt
   is published as unsure
 - only the drainer compacts and asks about dead lines
-- a drainer whose broker or Redis does not answer for a minute stands aside for a moment, later after two minutes,
-  four, up to an hour: another process may reach it. What was in flight still is when it comes back
+- a drainer whose broker or Redis does not answer for a minute stands aside for a moment, later after two, four and
+  every five minutes: another process may reach it. What was in flight still is when it comes back
 - a round that failed loses nothing: the journal is read again from its start. What was in flight still is, so rounds
   that go on failing publish nothing again and again
 - memory: about half a kilobyte per pending line, no texts
@@ -62,7 +62,7 @@ __all__ = ["Dispatcher", "DispatcherStatus", "Publication", "Publisher", "Receip
 _MAINTAIN_EVERY_S = 5.0
 _REPORT_EVERY_S = 1.0
 _DEAF_AFTER_S = 60.0
-_DEAF_AFTER_MOST_S = 3600.0
+_DEAF_AFTER_MOST_S = 300.0
 _STARTING_ROUNDS = MAX_LISTED // receipt_intake.AT_ONCE
 
 _log = logging.getLogger(__name__)
