@@ -82,7 +82,9 @@ class AgentMemory:
         self._journal: Journal | None = None
         self._dispatcher: Dispatcher | None = None
         self._recall: Recall | None = None
-        self._opened: list[Callable[[], None]] = []  # how to close what recall opened
+        self._opened: list[Callable[[], None]] = []  # how to close what recall and look-ups opened
+        self._look_up_lock = threading.Lock()
+        self._look_up_store: Store | None = None
         self._counted: Counter[str] = Counter()
         self._uncounted: Counter[str] = Counter()
         self._counted_at = 0.0
@@ -411,7 +413,10 @@ class AgentMemory:
 
         try:
             owner, _, _ = self._owner(scope)
-            store = self._opened_store(self.config.store_timeout_s)
+            with self._look_up_lock:
+                if self._look_up_store is None:
+                    self._look_up_store = self._opened_store(self.config.store_timeout_s)
+                store = self._look_up_store
             return ask(store, owner, _now())
         except (errors.StoreUnavailable, errors.StoreThrottled):
             return History(failure="store_unavailable")
@@ -573,7 +578,7 @@ class AgentMemory:
             return self._recall
 
     def _opened_store(self, timeout_s: float) -> Store:
-        """Called by the first search, on its own thread."""
+        """Called by the first search, on its own thread, and by the first look-up."""
         from producer import store
 
         opened = store.open_store(self.config.store_url, token=self.config.store_token, timeout_s=timeout_s)

@@ -324,6 +324,22 @@ def test_sessions_that_come_and_go_leave_nothing_open(config, server):
     assert until(lambda: state()[0] <= before[0] and state()[1] <= before[1] + 2), (before, state())
 
 
+def test_looking_up_many_times_opens_one_store_and_closing_closes_it(config):
+    def opened() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = opened()
+    with AgentMemory(config, scope=SCOPE, dispatches=False) as memory:
+        assert not memory.history("0" * 64).failure
+        after_one = opened()
+        for _ in range(20):
+            assert not memory.history("0" * 64).failure
+            assert not memory.look_up("0" * 64).failure
+        assert opened() <= after_one
+    assert opened() <= before
+    assert memory.history("0" * 64).failure
+
+
 def test_counts_reach_the_journals_directory(config):
     with AgentMemory(config, scope=SCOPE, host="my-host") as memory:
         turn(memory, "x editor")
