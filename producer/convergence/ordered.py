@@ -10,7 +10,7 @@ An operator's order has scopeKey "*" and counts in every scope.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from producer.convergence import content, forget, marks, objects
 from producer.convergence.content import EPISODE, ID
 from producer.journal.line import Line
 
-__all__ = ["Named", "Order", "named_of", "named_of_line", "of_body", "of_mark"]
+__all__ = ["Named", "Order", "by_key", "named_of", "named_of_line", "of_body", "of_mark"]
 
 _GROUPED_BY = ("runtime", "externalSessionId", "sessionKey", *content.OBJECT_KEY.values())
 
@@ -31,6 +31,10 @@ class Named:
     id: str
     groups: frozenset[str]
     scope_key: str
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.id, *self.groups)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +61,14 @@ class Order:
             return forget.covering([mark], self.scope_key, appended_at, forget.MARGIN_S) is not None
         except errors.ContractViolation:
             return False
+
+
+def by_key(orders: Iterable[Order]) -> dict[str, list[Order]]:
+    """The orders by what they name: of thousands only those that bear on a line are looked at."""
+    found: dict[str, list[Order]] = {}
+    for order in orders:
+        found.setdefault(order.key, []).append(order)
+    return found
 
 
 def of_body(order: Mapping[str, Any]) -> Order | None:

@@ -12,8 +12,11 @@
     at the deadline, or when all are over: merge what there is
 
 Every part may fail, be late, or be shed because all threads are busy; the others' results still count, `partial` says
-so, and `sources` says which. Open the store with a timeout of twice the deadline (`store_timeout_s`): then sixteen
-threads are enough for a recall after the other against a store that hangs.
+so, and `sources` says which. Not without the journal: only it knows what this host ordered to forget, and nothing is
+recalled until it says so (its first reading may take longer than a recall, and goes on after it).
+
+Open the store with a timeout of twice the deadline (`store_timeout_s`): then sixteen threads are enough for a recall
+after the other against a store that hangs.
 """
 
 from __future__ import annotations
@@ -194,6 +197,7 @@ class Recall:
 
         found = Found()
         found.recent = _of_entries(_result(jobs.get("recent"), wait_until))
+        knows_orders = tail is None or _is_there(jobs["journal"], wait_until)
         found.journal, found.orders = _of_bodies(_result(jobs.get("journal"), wait_until))
         told = {str(r.get(ID[FACT])) for r in (*found.recent, *found.journal) if r.label == FACT}
         if told and share:
@@ -207,6 +211,8 @@ class Recall:
         found.copies = _result(jobs.get("copies"), store_until)
         found.marks = _result(jobs.get("marks"), store_until)
         self._judge_store(jobs, share)
+        if not knows_orders:
+            found = Found()
 
         memories = merging.merge(
             found,
@@ -221,7 +227,7 @@ class Recall:
         sources = self._sources(jobs)
         return Recalled(
             memories=tuple(memories),
-            partial=any(state not in ("ok", "off") for state in sources.values()),
+            partial=not knows_orders or any(state not in ("ok", "off") for state in sources.values()),
             sources=sources,
             took_ms=(time.monotonic() - started) * 1000,
         )
@@ -335,10 +341,12 @@ class _Once:
             return self._made[0]
 
 
+def _is_there(job: Job | None, until: float) -> bool:
+    return job is not None and job.wait(until) and not job.error
+
+
 def _result(job: Job | None, until: float) -> Sequence[Any]:
-    if job is None or not job.wait(until) or job.error:
-        return ()
-    return job.value or ()
+    return job.value or () if job is not None and _is_there(job, until) else ()
 
 
 def _cleaned(query: str) -> str:

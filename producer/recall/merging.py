@@ -69,7 +69,7 @@ class Found:
 def keys_of(scope: Scope, records: Iterable[Record]) -> set[str]:
     """What marks may name these by: their ids and groups."""
     named = [_named(record) for record in records if _is_ours(scope, record)]
-    return {key for one in named if one is not None for key in (one.id, *one.groups)}
+    return {key for one in named if one is not None for key in one.keys}
 
 
 def merge(
@@ -142,7 +142,7 @@ def _ended(seen: Sequence[Record], copies: Sequence[Record]) -> set[str]:
 
 
 def _ordered_away(ours: Mapping[str, Sequence[Record]], bodies: Iterable[Mapping[str, Any]]) -> set[str]:
-    orders = [order for body in bodies if (order := ordered.of_body(body)) is not None]
+    orders = ordered.by_key(order for body in bodies if (order := ordered.of_body(body)) is not None)
     away = set()
     for source, records in ours.items() if orders else ():
         for record in records:
@@ -150,7 +150,8 @@ def _ordered_away(ours: Mapping[str, Sequence[Record]], bodies: Iterable[Mapping
             if named is None:
                 continue
             # Lines that a group's order covers were left out by the tail; those that are here came after it.
-            if any(order.names(named) and (source != "journal" or order.key == named.id) for order in orders):
+            bearing = [order for key in named.keys for order in orders.get(key, ()) if order.names(named)]
+            if any(source != "journal" or order.key == named.id for order in bearing):
                 away.add(named.id)
     return away
 

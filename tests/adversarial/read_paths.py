@@ -102,6 +102,7 @@ NO_RECORDS: dict[tuple[str, str], str] = {
     ("producer.recall.formatting:_without", "find"): "a string",
     ("producer.recall.formatting:_end_of_our_block", "find"): "a string",
     ("producer.rabbitmq:_named", "search"): "a string",
+    ("producer.recall.tail:_is_of_a_later_version", "pieces"): "what the header of a segment says",
     ("producer.receipt_source:RedisReceipts.pop", "lpop"): "receipts: hashes and states",
     ("memory_tasks.settings:Settings.load", "check"): "settings",
     ("memory_tasks.app:_RefusesEviction.start", "check"): "how Redis is set up",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,6 +104,92 @@ def test_lines_and_bytes_are_bounded_and_the_newest_stay(journal):
         append(journal, number, pad="x" * 100_000)
     assert numbers(tail.JournalTail(journal)(ANN.key))[-1] == 1039
     assert len(tail.JournalTail(journal)(ANN.key)) <= 12  # one megabyte of a segment is read at the start
+
+
+def targets(found: Any) -> list[str]:
+    return [body["order"]["target"] for body in found if "order" in body]
+
+
+def test_an_order_stays_until_it_is_settled_however_many_lines_come_after_it_and_whoever_starts_then(journal, tmp_path):
+    follow = tail.JournalTail(journal)
+    assert follow(ANN.key) == []
+    with open_journal(tmp_path / "journal", segment_max_bytes=300_000) as small:
+        settled, gone = forget(small, target="1" * 64), forget(small, target="2" * 64)
+        settle(small, settled)
+        for number in range(tail.MAX_LINES):
+            append(small, number)
+        assert targets(follow(ANN.key)) == ["2" * 64]  # more lines than are kept
+        for number in range(3 * tail._START_SEGMENTS):
+            append(small, number, pad="x" * 400_000)
+        follow(ANN.key)
+        append(small, 1000)
+        assert len(small.segment_names()) > 2 * tail._START_SEGMENTS
+        assert targets(follow(ANN.key)) == targets(tail.JournalTail(journal)(ANN.key)) == ["2" * 64]
+        started = tail.JournalTail(journal)
+        assert targets(started(BOB.key)) == []
+        settle(small, gone)
+        assert targets(follow(ANN.key)) == targets(started(ANN.key)) == []
+        assert targets(tail.JournalTail(journal)(ANN.key)) == []
+
+
+def test_an_order_further_back_than_a_segment_is_followed_from_is_found(journal):
+    forget(journal, target="1" * 64)
+    append(journal, 1, pad="x" * 800_000)
+    append(journal, 2, pad="x" * 800_000)
+    found = tail.JournalTail(journal)(ANN.key)
+    assert targets(found) == ["1" * 64] and numbers(body for body in found if "event" in body) == [2]
+
+
+@pytest.mark.parametrize("before", range(0, 240, 16))
+def test_an_order_is_found_wherever_the_reading_of_a_segment_is_cut(journal, monkeypatch, before):
+    monkeypatch.setattr(tail, "_CHUNK", 256)
+    monkeypatch.setattr(tail, "_START_BYTES", 1)
+    append(journal, 1, pad="x" * before)
+    first, second = forget(journal, target="1" * 64), forget(journal, target="2" * 64)
+    settle(journal, second)
+    append(journal, 2)
+    assert first is not None and targets(tail.JournalTail(journal)(ANN.key)) == ["1" * 64]
+
+
+def test_an_order_within_damage_is_found_and_a_segment_of_a_later_version_is_not_read(journal, tmp_path, monkeypatch):
+    monkeypatch.setattr(tail, "_START_BYTES", 1)
+    forget(journal, target="1" * 64)
+    append(journal, 1)
+    (name,) = journal.segment_names()
+    path = tmp_path / "journal" / name
+    header, *lines = path.read_bytes().split(b"\n")
+    path.write_bytes(header + b"\ndamaged" + b"".join(lines) + b"\n")
+    assert targets(tail.JournalTail(journal)(ANN.key)) == ["1" * 64]
+    checked = header.rpartition(b',"sum":')[0].replace(b'"segment":1', b'"segment":2')
+    summed = checked + b',"sum":"' + hashlib.sha256(checked).hexdigest()[:16].encode() + b'"}'
+    path.write_bytes(b"\n".join([summed, *lines]))
+    assert tail.JournalTail(journal)(ANN.key) == []
+
+
+def test_an_order_that_was_being_written_at_the_start_is_followed_in_an_old_segment_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(tail, "_START_SEGMENTS", 1)
+    with open_journal(tmp_path / "journal", segment_max_bytes=1) as journal:
+        forget(journal, target="1" * 64)
+        append(journal, 1)
+        old = tmp_path / "journal" / next(iter(journal.segment_names()))
+        whole = old.read_bytes()
+        old.write_bytes(whole[: whole.index(b'"target"')])
+        follow = tail.JournalTail(journal)
+        assert targets(follow(ANN.key)) == [] and len(journal.segment_names()) > 1
+        old.write_bytes(whole)
+        assert targets(follow(ANN.key)) == ["1" * 64]
+
+
+def test_too_many_orders_that_wait_are_an_error_until_enough_are_settled(journal, monkeypatch, caplog):
+    monkeypatch.setattr(tail, "MAX_ORDERS", 2)
+    orders = [forget(journal, target=str(number) * 64) for number in range(3)]
+    follow = tail.JournalTail(journal)
+    for _ in range(2):
+        with pytest.raises(errors.JournalFailed, match="too many orders"):
+            follow(ANN.key)
+    assert [record.action for record in caplog.records] == ["recall.too_many_orders"]
+    settle(journal, orders[0])
+    assert targets(follow(ANN.key)) == ["1" * 64, "2" * 64]
 
 
 def test_damage_is_passed_over_and_a_directory_that_is_gone_is_one_error(journal, tmp_path):

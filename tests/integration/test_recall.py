@@ -364,6 +364,24 @@ def test_a_group_that_is_ordered_away_is_gone_from_store_and_recent_writes_befor
     engine.close()
 
 
+def test_nothing_is_recalled_while_the_journal_does_not_say_what_was_ordered_away(store, recent):
+    known = threading.Event()
+
+    def tail(scope_key: str) -> Sequence[Mapping[str, Any]]:
+        known.wait()
+        return [{"order": {"what": "forget", "scope": ANN.fields(), "target": id_of(gone)}}]
+
+    gone, kept = fact("edits with Vim"), fact("edits at night")
+    put(store, gone, kept)
+    recent.put(ANN.key, entry(gone))
+    engine = Recall(store, recent, deadline_ms=150, tail=tail)
+    found = engine.recall(ANN, "edits")
+    assert found.memories == () and found.partial and found.sources["journal"] == "late"
+    known.set()
+    assert texts(engine.recall(ANN, "edits", deadline_ms=LATER)) == ["edits at night"]
+    engine.close()
+
+
 def test_a_line_that_another_host_had_forgotten_is_not_recalled_from_the_journal(store):
     ours, retracted, later = episode("editor one"), fact("editor two"), episode("editor three")
     group = keys.group_participant(ANN.participant_scope_hash)
@@ -505,7 +523,8 @@ def test_recall_never_raises_whatever_breaks(store, caplog):
 
     engine = Recall(store, deadline_ms=LATER, tail=broken)
     put(store, fact("prefers the Helix editor"))
-    assert texts(engine.recall(ANN, "editor")) == ["prefers the Helix editor"]
+    broken_one = engine.recall(ANN, "editor")
+    assert broken_one.memories == () and broken_one.partial and broken_one.failures == ("journal: failed",)
     assert engine.recall(ANN, None).memories == ()  # type: ignore[arg-type]
     assert engine.recall(ANN, "editor", deadline_ms=0).memories == ()
     assert engine.status()["failed"] == 1
