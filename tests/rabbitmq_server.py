@@ -182,8 +182,12 @@ class RabbitServer:
         self._end(signal.SIGKILL)
 
     def freeze(self) -> None:
-        """SIGSTOP: connections are accepted by the kernel, nothing answers."""
+        """SIGSTOP: connections are accepted by the kernel, nothing answers. Returns when every thread has stopped."""
         os.kill(self.pid, signal.SIGSTOP)
+        deadline = time.monotonic() + STOP_DEADLINE_S
+        while not all(_has_stopped(thread) for thread in Path(f"/proc/{self.pid}/task").iterdir()):
+            assert time.monotonic() < deadline, "it does not stop"
+            time.sleep(0.01)
 
     def thaw(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
@@ -227,6 +231,11 @@ def _end(process: subprocess.Popen[bytes], how: signal.Signals) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait(STOP_DEADLINE_S)
+
+
+def _has_stopped(thread: Path) -> bool:
+    """Whether this entry of /proc/PID/task is in the stopped state."""
+    return (thread / "stat").read_text("ascii").rpartition(")")[2].split()[0] == "T"
 
 
 @contextmanager
