@@ -40,8 +40,10 @@ from memory_tasks import status as status_module
 from memory_tasks import worker as worker_module
 from memory_tasks.settings import Settings
 from memory_tasks.terminal import AgentId, AsJson, Participant, ProfileId
-from producer import config, errors, outcomes
+from producer import config, errors, outcomes, receipt
+from producer.journal import Journal
 from producer.memory import AgentMemory
+from producer.receipt import State
 
 __all__ = ["app", "main"]
 
@@ -99,9 +101,10 @@ def _memory(agent: str, profile: str, participant: str) -> Iterator[AgentMemory]
 
 def _answer(memory: AgentMemory, outcome: outcomes.Outcome, *, wait: bool, wait_s: float, as_json: bool) -> NoReturn:
     """Print what capture answered, after waiting for its receipt when asked, and exit."""
-    settled = None
+    settled, state, reason = None, None, ""
     if isinstance(outcome, outcomes.Durable) and wait:
         settled = memory.flush(deadline_s=wait_s)
+        state, reason = _state_of(outcome.id)
     if as_json:
         body: dict[str, Any] = {"outcome": "durable" if outcome else "refused"}
         body |= (
@@ -109,13 +112,17 @@ def _answer(memory: AgentMemory, outcome: outcomes.Outcome, *, wait: bool, wait_
             if isinstance(outcome, outcomes.Durable)
             else {"reason": outcome.reason, "detail": outcome.detail}
         )
-        _print_json(body if settled is None else {**body, "settled": settled})
+        if settled is not None:
+            body |= {"settled": settled, "state": state.value if state else None, "reason": reason}
+        _print_json(body)
     elif isinstance(outcome, outcomes.Durable):
         out.print(
             f"durable {outcome.id}"
             + (
                 ""
                 if settled is None
+                else f", {state.value}: {reason}"
+                if state is State.DEAD
                 else ", settled"
                 if settled
                 else f", no receipt within {wait_s:g} s: it stays in the journal"
@@ -123,7 +130,27 @@ def _answer(memory: AgentMemory, outcome: outcomes.Outcome, *, wait: bool, wait_
         )
     else:
         err.print(f"refused {outcome.reason} {outcome.detail}")
-    raise typer.Exit(0 if outcome and settled is not False else 1)
+    raise typer.Exit(0 if outcome and settled is not False and state is not State.DEAD else 1)
+
+
+def _state_of(id_: str) -> tuple[State | None, str]:
+    """What the journal's last receipt says of this event or order, and why."""
+    settings = config.load(os.environ)
+    hashes, last = set(), None
+    with Journal.open(
+        settings.journal_dir,
+        max_bytes=settings.journal_max_bytes,
+        reserve_bytes=settings.journal_reserve_bytes,
+        segment_max_bytes=settings.segment_max_bytes,
+        sync_budget_s=settings.sync_budget_s,
+    ) as journal:
+        for located in journal.scan():
+            line = located.line
+            if line.id == id_ and line.kind in ("event", "order"):
+                hashes.add(line.hash)
+            elif line.kind == "receipt" and line.body.get("lineHash") in hashes:
+                last = receipt.of_body(line.id, line.body)
+    return (last.state, last.reason) if last is not None else (None, "")
 
 
 @app.command()

@@ -43,7 +43,7 @@ def expire(
     else:
         for row in rows:
             _show(row, dry_run=dry_run)
-    raise typer.Exit(1 if any(row["problem"] for row in rows) else 0)
+    raise typer.Exit(1 if any(row["problem"] or (row["more"] and not dry_run) for row in rows) else 0)
 
 
 def _look(made: expiry.Expiry, tenant: str) -> expiry.Outcome:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -70,6 +71,22 @@ def test_with_json_a_command_prints_one_document_and_nothing_else(alone, words, 
     assert names <= set(printed if isinstance(printed, dict) else printed[0])
 
 
+def test_who_waits_is_told_of_a_dead_letter_by_its_reason_and_exit_code(tmp_path):
+    with (
+        redis_server(tmp_path / "redis") as redis,
+        machine(tmp_path, MEMORY_BROKER_URL=redis.broker_url, MEMORY_CACHE_KEY="c" * 40) as made,
+    ):
+        key = {"keyId": "local", "secret": made.settings.producer_key, "tenant": "local", "agents": ["somebody-else"]}
+        tenants = made.home / "tenants.json"
+        tenants.write_text(json.dumps([{**key, "storeUrl": made.settings.store_url}]))
+        tenants.chmod(0o600)
+        made.start("worker", changes={"MEMORY_TENANTS_FILE": str(tenants)})
+        printed = made.json("remember", "Tabs.", "--wait", exit_code=1)
+        assert (printed["settled"], printed["state"], printed["reason"]) == (True, "dead", "scope_not_allowed")
+        told = made.run("capture", "--user", "Why?", "--assistant", "So.", "--wait")
+        assert told.returncode == 1 and told.stdout.endswith(", dead: scope_not_allowed\n")
+
+
 def test_recalled_text_is_printed_as_it_is_and_cannot_steer_the_terminal(alone):
     assert alone.run("remember", "Heron [red]nests[/red] :smile: \x1b[31m\x9b2J\x07 é 漢 here.").returncode == 0
     done = alone.run("recall", "heron", changes={"LANG": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"})
@@ -100,7 +117,7 @@ def test_status_tells_where_every_event_is(tmp_path):
 def test_status_counts_what_workers_did(served):
     before = served.json("status")["redis"]["counts"].get("stored", 0)
     for number in range(3):
-        assert served.json("capture", "--user", f"Why {number}?", "--assistant", "So.", "--wait")["settled"]
+        assert served.json("capture", "--user", f"Why {number}?", "--assistant", "So.", "--wait")["state"] == "stored"
     report = served.json("status")
     assert report["redis"]["counts"]["stored"] - before == 3
     assert report["redis"]["queues"] == {"memory": 0, "memory.backlog": 0}
