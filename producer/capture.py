@@ -54,6 +54,7 @@ _BROKEN_OFF = frozenset({"error", "aborted", "cancelled", "canceled", "interrupt
 
 _THINGS = ("ENTITY", "TASK", "ARTIFACT")
 _THING_KEYS = ("entityKey", "taskKey", "artifactKey")
+_KEY = re.compile(r"[0-9a-f]{64}\Z")
 _OWN_LINKS = ("IN_SESSION", "FROM_EPISODE", "SUPERSEDES")
 
 _CHOICES = {
@@ -426,6 +427,8 @@ def _group(group: Mapping[str, str], scope: scopes.Scope | None) -> dict[str, st
             raise errors.ContractViolation("is not text", field=f"group.{name}")
         if own.get(name, value) != value:
             raise errors.ContractViolation("is not within the order's own scope", field=f"group.{name}")
+        if name in _THING_KEYS and not _KEY.match(value):
+            raise errors.ContractViolation("is not a thing's key of 64 hex digits", field=f"group.{name}")
     return dict(group)
 
 
