@@ -8,7 +8,7 @@
            ────────────▶ journal   the host's own lines that are not settled yet
     as soon as recent and journal are there:
            ────────────▶ copies    what the store says of the facts among them
-           ────────────▶ marks     what it says ended of the host's own lines
+           ────────────▶ marks     what it says ended of both: a cache may have missed that
     at the deadline, or when all are over: merge what there is
 
 Every part may fail, be late, or be shed because all threads are busy; the others' results still count, `partial` says
@@ -204,7 +204,7 @@ class Recall:
             where = recall_where.copies_of(scope, told)
             jobs["copies"] = self._searches.submit(lambda: self._store.find(FACT, where).records)
         # While the store does not answer, threads are for what finds out that it does again.
-        if share == 1.0 and (asked_of := merging.keys_of(scope, found.journal)):
+        if share == 1.0 and (asked_of := merging.keys_of(scope, (*found.journal, *found.recent))):
             ending = {"what": {"$in": sorted(marks.ENDING)}, **recall_where.marks_on(scope, asked_of)}
             jobs["marks"] = self._searches.submit(lambda: self._store.find(MARK, ending).records)
         found.hits = [*_result(jobs.get("episodes"), store_until), *_result(jobs.get("facts"), store_until)]

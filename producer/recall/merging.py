@@ -8,7 +8,8 @@ Whatever any of them tells about the end of a memory counts against all of them:
 - a later one on the same line (a fact of a single-valued kind, a later Stop of the same prompt);
 - an order in the journal that retracts or forgets it, or a group it is in: settling that takes all that the store
   holds of the group by then, so all of it is gone at once (`producer.recall.tail` sees to the journal's own lines);
-- of a line of the journal, a mark in the store on its id or on a group: another host may have forgotten it.
+- of a recent write and of a line of the journal, a mark in the store on its id: the cache may have missed that it was
+  forgotten, and another host may have forgotten the line; of a line, a mark on a group too.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class Memory:
 @dataclass(kw_only=True, slots=True)
 class Found:
     """What the searches brought, each as records. `copies`: what the store has of facts that others told of, or None
-    when it was not asked or did not answer. `marks`: what it has on `keys_of` the journal's. `orders`: bodies of order
-    lines of the journal that are not settled yet."""
+    when it was not asked or did not answer. `marks`: what it has on `keys_of` recent and journal. `orders`: bodies of
+    order lines of the journal that are not settled yet."""
 
     hits: Sequence[Record] = ()
     copies: Sequence[Record] | None = None
@@ -90,7 +91,7 @@ def merge(
     copies = [r for r in found.copies or () if _is_ours(scope, r)]
     ended = _ended([*(r for records in ours.values() for r in records), *copies], copies)
     ended |= _ordered_away(ours, found.orders)
-    ended |= _marked(ours["journal"], found.marks)
+    ended |= _marked((*ours["journal"], *ours["recent"]), found.marks)
     allowed = {EPISODE: recall_where.episodes(scope, session), FACT: recall_where.facts(scope, session)}
     standing: dict[str, tuple[str, Record]] = {}
     for name, records in ours.items():  # the store last: its record of an id takes the place of the others
@@ -156,12 +157,13 @@ def _ordered_away(ours: Mapping[str, Sequence[Record]], bodies: Iterable[Mapping
     return away
 
 
-def _marked(lines: Iterable[Record], found: Sequence[Record]) -> set[str]:
+def _marked(told: Iterable[Record], found: Sequence[Record]) -> set[str]:
     ending = [order for mark in marks.read(found) if (order := ordered.of_mark(mark)) is not None]
     away = set()
-    for line in lines if ending else ():
-        named = _named(line)
-        if named is not None and any(order.covers(named, str(line.get("appendedAt") or "")) for order in ending):
+    for record in told if ending else ():
+        named = _named(record)
+        # A recent write says no appendedAt, so no group's mark covers it: what a group took has marks on its ids.
+        if named is not None and any(order.covers(named, str(record.get("appendedAt") or "")) for order in ending):
             away.add(named.id)
     return away
 

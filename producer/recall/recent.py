@@ -120,7 +120,7 @@ class RecentWrites:
 
     def drop_all(self, entries: Iterable[tuple[str, str]]) -> None:
         """Remove the entries with these scope keys and ids, in one round trip. Raises as `put_all` does: the entries
-        then go by age, and recall drops facts that the store shows inactive."""
+        then go by age, and recall drops what the store shows inactive or has a mark on."""
         ids: dict[str, list[str]] = {}
         for scope_key, id_ in entries:
             ids.setdefault(scope_key, []).append(id_)

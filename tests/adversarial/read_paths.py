@@ -40,7 +40,8 @@ READ_PATHS: dict[tuple[str, str], ReadPath] = {
         what="newest records, ranked here where the store has no search", held_by="five fields"
     ),
     ("producer.recall.engine:Recall._recall", "find"): ReadPath(
-        what="facts by id: what the store says of recent ones", held_by="five fields"
+        what="facts by id: what the store says of recent ones, and marks on those and on the host's own lines",
+        held_by="five fields",
     ),
     ("producer.recall.standing:standing", "find"): ReadPath(
         what="our content by id, and marks, for records of another adapter", held_by="five fields"

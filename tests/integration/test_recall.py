@@ -287,6 +287,16 @@ def test_a_cached_fact_that_the_store_shows_inactive_is_dropped(store, recall, r
     assert recall.recall(ANN, "editor").memories == ()
 
 
+@pytest.mark.parametrize("make", [episode, fact])
+@pytest.mark.parametrize("what", ["forgotten", "retracted"])
+def test_what_the_cache_still_has_although_it_is_forgotten_is_not_recalled(store, recall, recent, make, what):
+    gone, kept = make("the key is in the boathouse"), make("the key is on the hook")
+    recent.put_all([(ANN.key, entry(gone)), (ANN.key, entry(kept))])
+    mark = {"what": what, "target": id_of(gone), "by": "b" * 64, "scopeKey": ANN.key, "at": "2026-12-01T10:00:00.000Z"}
+    store.upsert("MEMORY_MARK", [{"markKey": keys.mark_key(**said_of(mark)), **mark}], ["markKey"])
+    assert texts(recall.recall(ANN, "where is the key")) == ["the key is on the hook"]
+
+
 @pytest.mark.parametrize("where", ["store", "recent", "journal"])
 def test_a_cached_fact_that_another_result_supersedes_is_dropped_with_the_store_down_too(tmp_path, recent, where):
     old = fact("prefers the Vim editor", at="2026-12-01T10:10:00.000Z")  # this host's clock is ahead
