@@ -43,6 +43,9 @@ _out = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
 _err = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
+_EVERYWHERE_TAKES = "--everywhere takes one of: an ID, --participant, --participant-hash, --agent with --profile"
+
+
 def forget_command(
     id_: Annotated[str, typer.Argument(metavar="[ID]", help="eventId or factId.")] = "",
     session: Annotated[str, typer.Option("--session", help="A conversation, by its host's session id.")] = "",
@@ -54,7 +57,8 @@ def forget_command(
         bool,
         typer.Option(
             "--everywhere",
-            help="In every scope, with an operator's key: an ID, --participant-hash, or --agent with --profile.",
+            help="In every scope, with an operator's key: an ID, --participant, --participant-hash, or --agent "
+            "with --profile.",
         ),
     ] = False,
     participant_hash: Annotated[
@@ -76,9 +80,10 @@ def forget_command(
 
     def made() -> dict[str, Any]:
         if everywhere:
-            if session or everything or entity or participant:
-                raise typer.BadParameter("--everywhere takes an ID, --participant-hash, or --agent with --profile")
-            return _everywhere(id_, participant_hash, agent, profile)
+            if session or everything or entity or (participant and participant_hash):
+                raise typer.BadParameter(_EVERYWHERE_TAKES)
+            named = terminal.scope_of(settings.producer, "", "", participant) if participant else None
+            return _everywhere(id_, named.participant_scope_hash if named else participant_hash, agent, profile)
         if participant_hash:
             raise typer.BadParameter("--participant-hash goes with --everywhere")
         scope = terminal.scope_of(settings.producer, agent, profile, participant)
@@ -115,7 +120,7 @@ def _everywhere(id_: str, participant_hash: str, agent: str, profile: str) -> di
             raise typer.BadParameter("--everywhere takes --agent together with --profile")
         group = {"agentId": agent, "profileId": profile}
     if sum((bool(id_), bool(participant_hash), bool(agent or profile))) != 1:
-        raise typer.BadParameter("--everywhere takes an ID, --participant-hash, or --agent with --profile: one of them")
+        raise typer.BadParameter(_EVERYWHERE_TAKES)
     return capture.build_forget_order(scope=None, runtime=_RUNTIME, at=_now(), target=id_ or None, group=group)
 
 

@@ -271,6 +271,27 @@ def test_an_operators_order_counts_in_every_scope(bench):
         assert memory.look_up(bobs, scope=BOB).versions[0].state == "forgotten"
 
 
+def test_a_person_by_name_is_forgotten_in_every_agent_and_profile_by_one_order(bench):
+    with TinyWorker(bench.settings), bench.memory() as memory:
+        for agent in ("claude-code", "cli"):
+            words = ("remember", f"the {agent} editor is Helix", "--agent", agent, "--participant")
+            bench.json(*words, "ann")
+            bench.json(*words, "bob")
+        assert memory.flush(WAIT_S)
+        bench.run("forget", "--everywhere", "--participant", "ann", "--participant-hash", "b" * 64, "--yes", code=2)
+        done = bench.json("forget", "--everywhere", "--participant", "ann", "--yes")
+        assert done["outcome"] == "forgotten"
+        for agent in ("claude-code", "cli"):
+            asked = ("recall", "editor", "--agent", agent, "--participant")
+            assert bench.json(*asked, "ann")["memories"] == []
+            assert len(bench.json(*asked, "bob")["memories"]) == 1
+
+
+def test_a_thing_is_forgotten_by_its_key_and_by_nothing_else(bench):
+    told = bench.run("forget", "--entity", "Ann", "--yes", code=1)  # `main` makes it one line and exit code 2
+    assert str(told.exception) == "group.entityKey: is not a thing's key of 64 hex digits"
+
+
 def test_a_refused_order_says_what_key_it_needs(bench):
     """What a worker answers to a key without the right stands in `tests/unit/test_incoming.py`."""
     with bench.journal() as journal, Answering(journal, State.DEAD, "everywhere_not_allowed"):
