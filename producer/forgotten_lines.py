@@ -90,8 +90,10 @@ class ForgottenLines:
                 continue
             named = ordered.named_of_line(line)
             # What was stored before the order was settled left the store with its group, whenever it was appended.
+            # What is dead was never there: of it an order takes no more than it covers.
+            stored = entry.state is State.STORED
             if named is not None and any(
-                order.covers(named, line.appended_at) or (order.names(named) and entry.last_ms <= settled_ms)
+                order.covers(named, line.appended_at) or (stored and order.names(named) and entry.last_ms <= settled_ms)
                 for order, settled_ms in self._orders
             ):
                 made.append(Receipt(line_hash=line.hash, id=line.id, state=State.FORGOTTEN, reason="order"))

@@ -140,6 +140,17 @@ def test_a_dead_order_of_a_thing_is_given_up_here(host: Host) -> None:
     assert states(host)[dead.hash] == "forgotten" and states(host)[others.hash] == "dead"
 
 
+def test_a_dead_order_of_a_thing_from_after_the_order_to_forget_stays_with_its_content(host: Host) -> None:
+    order = forget(host)
+    host.rounds(20, every_s=6)  # its receipt is late, and the margin for clocks is over
+    later = thing(host)
+    host.rounds()
+    settled(host, later, state=State.DEAD, reason="store_refused:422")
+    settled(host, order)
+    host.rounds(5, every_s=6)
+    assert states(host)[later.hash] == "dead"
+
+
 def test_a_drainer_that_died_before_it_was_done_is_followed_by_one_that_is(host: Host) -> None:
     gone = turn(host, "one")
     host.rounds()
