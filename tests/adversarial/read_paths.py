@@ -70,6 +70,9 @@ READ_PATHS: dict[tuple[str, str], ReadPath] = {
         "times, texts with `forget --content` only",
         held_by="operator",
     ),
+    ("memory_tasks.cli:_state_of", "scan"): ReadPath(
+        what="what became of the line just written: state and reason, no content", held_by="operator"
+    ),
     ("memory_tasks.forget_survey:Here._covered", "scan"): ReadPath(
         what="the same of this host's journal", held_by="operator"
     ),
