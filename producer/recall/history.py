@@ -60,8 +60,9 @@ class Version:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class History:
-    """Versions, the oldest first; those of unknown time at the end. `cut`: there are more than `MAX_VERSIONS`.
-    `failure`: why the store could not be asked, as a code; "" when it was."""
+    """Versions, the oldest first; those of unknown time at the end. `cut`: there are more than `MAX_VERSIONS`, and
+    these are the fact that was asked for and the newest of those that were found. `failure`: why the store could not
+    be asked, as a code; "" when it was."""
 
     versions: tuple[Version, ...] = ()
     cut: bool = False
@@ -89,8 +90,10 @@ def history(store: port.Store, scope: Scope, fact_id: str, *, now: str) -> Histo
     `now` is a normal time. Raises what the store raises.
     """
     web = _Web(store, scope)
-    cut = web.follow(fact_id)
-    versions = [version for id_ in sorted(web.ids()) for version in web.versions(id_, now)]
+    web.follow(fact_id)
+    cut = web.is_full()
+    ids = web.newest(fact_id) if cut else sorted(web.ids())
+    versions = [version for id_ in ids for version in web.versions(id_, now)]
     if len(versions) == 1 and versions[0].state is State.MISSING:
         versions = []  # the id that was asked for, and nothing else: unknown
     versions.sort(key=lambda v: (not v.since, v.since, v.id))
@@ -108,45 +111,76 @@ class _Web:
         self._named: set[str] = set()  # ids, for sure
         self._seen: set[str] = set()
 
-    def follow(self, fact_id: str) -> bool:
-        """Find everything; whether it was cut short."""
+    def follow(self, fact_id: str) -> None:
+        """Find everything, or until it is full."""
         self._named.add(fact_id)
         todo = [fact_id]
-        while todo and len(self._records) <= MAX_VERSIONS:
-            self._seen.update(todo)
-            found: set[str] = set()
-            for start in range(0, len(todo), _KEYS):
-                found |= self._around(todo[start : start + _KEYS])
-            todo = sorted(found - self._seen)
-        return bool(todo)
+        while todo and not self.is_full():
+            keys, todo = todo[:_KEYS], todo[_KEYS:]
+            self._seen.update(keys)
+            todo = sorted({*todo, *self._around(keys)} - self._seen)
+
+    def is_full(self) -> bool:
+        """Whether there is more than is shown: nothing more is read then, however long a line is."""
+        return len(self._named) > MAX_VERSIONS
 
     def _around(self, keys: list[str]) -> set[str]:
-        """Other keys that hang together with these."""
+        """Other keys that hang together with these, the newest first."""
         found: set[str] = set()
         for name in (ID[FACT], "supersedesFactId", "lineKey"):
-            for record in _all(self._store, FACT, recall_where.with_ids(self._scope, name, keys)):
-                id_ = record.get(ID[FACT])
-                if not isinstance(id_, str) or not id_:
+            where = recall_where.with_ids(self._scope, name, keys)
+            for record in _pages(self._store, FACT, where, newest_by=_TIME[FACT]):
+                if self.is_full():
+                    return found
+                id_ = self._keep(record)
+                if not id_:
                     continue
-                self._records.setdefault(id_, {})[record.id] = record
                 self._named.add(id_)
                 old = record.get("supersedesFactId")
                 if isinstance(old, str) and old:
                     self._named.add(old)
                 found |= {key for key in (id_, old, record.get("lineKey")) if isinstance(key, str) and key}
         for where in (recall_where.marks_on(self._scope, keys), recall_where.marks_by(self._scope, keys)):
-            for mark in marks.read(_all(self._store, MARK, where)):
-                self._on.setdefault(mark.target, set()).add(mark)
-                if mark.what == marks.SUPERSEDED:
-                    self._named.add(mark.by)
-                    found |= {mark.target, mark.by}
-                elif mark.what in marks.ENDING:
-                    self._named.add(mark.target)
+            for record in _pages(self._store, MARK, where, newest_by="at"):
+                if self.is_full():
+                    return found
+                for mark in marks.read([record]):
+                    self._on.setdefault(mark.target, set()).add(mark)
+                    if mark.what == marks.SUPERSEDED:
+                        self._named.add(mark.by)
+                        found |= {mark.target, mark.by}
+                    elif mark.what in marks.ENDING:
+                        self._named.add(mark.target)
         return found
+
+    def _keep(self, record: port.Record) -> str:
+        """Keep a fact's record; its id, "" when it has none."""
+        id_ = record.get(ID[FACT])
+        if not isinstance(id_, str) or not id_:
+            return ""
+        self._records.setdefault(id_, {})[record.id] = record
+        return id_
 
     def ids(self) -> set[str]:
         """Keys that are ids of facts; a line is none, and a target without content may be a line."""
         return self._named & self._seen
+
+    def newest(self, fact_id: str) -> list[str]:
+        """This id and the newest others of which there is content; what became of them is looked up, for nobody
+        followed them."""
+
+        def since(id_: str) -> str:
+            return max(_since(FACT, record) for record in self._records[id_].values())
+
+        others = sorted((id_ for id_ in self._records if id_ != fact_id), key=since, reverse=True)
+        ids = [fact_id, *others[: MAX_VERSIONS - 1]]
+        for start in range(0, len(ids), _KEYS):
+            keys = ids[start : start + _KEYS]
+            for record in _all(self._store, FACT, recall_where.with_ids(self._scope, ID[FACT], keys)):
+                self._keep(record)
+            for mark in marks.read(_all(self._store, MARK, recall_where.marks_on(self._scope, keys))):
+                self._on.setdefault(mark.target, set()).add(mark)
+        return ids
 
     def versions(self, id_: str, now: str) -> list[Version]:
         records = list(self._records.get(id_, {}).values())
@@ -224,10 +258,11 @@ def _all(store: port.Store, label: str, where: port.Where) -> list[port.Record]:
     return list(_pages(store, label, where))
 
 
-def _pages(store: port.Store, label: str, where: port.Where) -> Iterator[port.Record]:
+def _pages(store: port.Store, label: str, where: port.Where, *, newest_by: str = "") -> Iterator[port.Record]:
+    order_by = ((newest_by, "desc"), ("__id", "desc")) if newest_by else (("__id", "asc"),)
     skip = 0
     while True:
-        page = store.find(label, where, skip=skip)
+        page = store.find(label, where, skip=skip, order_by=order_by)
         yield from page.records
         skip += len(page.records)
         if not page.records or skip >= page.total:

@@ -156,6 +156,31 @@ class TestHistory:
         assert found.cut
         assert len(found.versions) >= 3
 
+    @pytest.mark.parametrize("asked", [0, 7, 11])
+    def test_shows_the_newest_of_a_long_line_and_the_one_asked_for_and_reads_no_more(
+        self, store: SqliteStore, monkeypatch: pytest.MonkeyPatch, asked: int
+    ) -> None:
+        monkeypatch.setattr(history, "MAX_VERSIONS", 3)
+        monkeypatch.setattr(history, "_KEYS", 2)
+        real, read = store.find, []
+
+        def find(label: str, where: Any, *, skip: int = 0, order_by: Any = (("__id", "asc"),)) -> Any:
+            page = real(label, where, limit=2, skip=skip, order_by=order_by)
+            read.append(len(page.records))
+            return page
+
+        line = keys.line_key_of_subject(scope_key=SCOPE_KEY, subject_key="user", kind="preference")
+        values = [fact(f"v {n}", validFrom=at(n)) for n in range(12)]
+        settle(store, *(given(value, line=line) for value in values))
+        settle(store, order("retract", target=id_of(values[10]), at=at(30)))
+        monkeypatch.setattr(store, "find", find)
+        found = history.history(store, ME, id_of(values[asked]), now=NOW)
+        assert found.cut
+        shown = sorted({asked, 11, 10}) if asked != 11 else [9, 10, 11]
+        assert [(v.record or {}).get("text") for v in found.versions] == [f"v {n}" for n in shown]
+        assert [v.state for v in found.versions] == [*[State.SUPERSEDED] * 2, State.CURRENT]
+        assert sum(read) <= 30
+
 
 class TestById:
     def test_finds_an_episode_and_a_fact_of_this_scope_alone(self, store: SqliteStore) -> None:
