@@ -29,7 +29,7 @@ from producer.store import port
 
 __all__ = ["MAX_ROUNDS", "BoundedStore", "Embedder", "RecentWrites", "Waker", "settle_all"]
 
-MAX_ROUNDS = 1000  # far more than any delivery needs; reaching it means that writes are answered and not done
+MAX_ROUNDS = 1000  # of a delivery without progress: writes are answered and not done. Deleting a new find is progress
 _KEYS = 300  # keys of one find or link: measured, it costs the same as one
 _WAKE_EVERY_S = 60.0
 _WRITES = (requests.Upsert, requests.Link, requests.SetVector, requests.Delete)
@@ -101,7 +101,15 @@ class _Run:
     put: set[tuple[str, str]] = field(default_factory=set)  # recent writes that no last look has confirmed
     unsure: bool = False
     cache_errors: int = 0
+    rounds_left: int = field(default_factory=lambda: MAX_ROUNDS)
+    deleted: set[str] = field(default_factory=set)  # record ids
     result: Settled | Failed | None = None
+
+    def has_deleted(self, record_id: str) -> None:
+        """A group may hold any number of records; one that is deleted again did not stay deleted."""
+        if record_id not in self.deleted:
+            self.deleted.add(record_id)
+            self.rounds_left = MAX_ROUNDS
 
     def go_on(self) -> None:
         """Hand over the answers; take what it wants next, or its result."""
@@ -159,10 +167,9 @@ def settle_all(
     try:
         for run in runs:
             run.go_on()
-        for _ in range(MAX_ROUNDS):
-            live = [run for run in runs if run.result is None]
-            if not live:
-                break
+        while live := [run for run in runs if run.result is None and run.rounds_left]:
+            for run in live:
+                run.rounds_left -= 1
             rounds.send(live)
             for run in live:
                 if run.result is None:
@@ -278,6 +285,8 @@ class _Rounds:
     def _delete_one(self, part: _Part) -> None:
         request: requests.Delete = part[0][0].request
         self._store.delete(request.label, request.record_id)
+        for run in _runs(part):
+            run.has_deleted(request.record_id)
 
     def _set_vectors(self, asks: list[_Ask]) -> None:
         for (label, name), same in _grouped(asks, lambda a: (a.request.label, a.request.property)).items():

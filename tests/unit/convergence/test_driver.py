@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from producer import errors
-from producer.convergence import driver
+from producer.convergence import driver, forget
 from producer.convergence.delivery import Failed, Settled
 from producer.receipt import State
 from producer.store import port
@@ -15,6 +15,7 @@ from producer.store.sqlite import SqliteStore
 from tests.unit.convergence.cast import (
     AT,
     CALLS,
+    SCOPE,
     SCOPE_KEY,
     CountingStore,
     Shelf,
@@ -192,6 +193,22 @@ def test_a_store_that_acknowledges_and_does_nothing_ends_in_no_progress(store: S
 
     (result,) = driver.settle_all(Liar(store), [given(episode())])
     assert isinstance(result, Failed) and isinstance(result.error, errors.StoreUnavailable)
+
+
+def test_a_group_forget_goes_on_as_long_as_it_deletes_and_ends_when_nothing_stays_deleted(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driver, "MAX_ROUNDS", 20)
+    monkeypatch.setattr(forget, "_TOGETHER", 1)
+    driver.settle_all(store, [given(fact(f"fact {n}")) for n in range(30)])
+    forgetting = order("forget", group={"participant": SCOPE["participantScopeHash"]})
+    denying = CountingStore(store)
+    denying.delete = lambda *_: None  # type: ignore[attr-defined]
+    (result,) = driver.settle_all(denying, [forgetting])
+    assert isinstance(result, Failed) and isinstance(result.error, errors.StoreUnavailable)
+    assert len(records(store, "MEMORY_FACT")) == 30
+    assert [type(result) for result in driver.settle_all(store, [forgetting])] == [Settled]
+    assert not records(store, "MEMORY_FACT")
 
 
 def test_keys_with_more_records_than_one_answer_holds_are_looked_at_in_halves_and_pages(
