@@ -29,9 +29,11 @@ PREFIX = "MEMORY_"
 MIB = 1 << 20
 
 
-def _setting(default: Any, doc: str, *, unit: str = "", secret: bool = False, shown: str = "") -> Any:
-    """`shown`: what the settings table says of a default that is worked out."""
-    metadata = {"doc": doc, "unit": unit, "secret": secret, "shown": shown}
+def _setting(
+    default: Any, doc: str, *, unit: str = "", secret: bool = False, shown: str = "", zero: bool = False
+) -> Any:
+    """`shown`: what the settings table says of a default that is worked out. `zero`: whether a number may be 0."""
+    metadata = {"doc": doc, "unit": unit, "secret": secret, "shown": shown, "zero": zero}
     return field(default=default, metadata=metadata, repr=not secret)
 
 
@@ -89,7 +91,7 @@ class ProducerConfig:
     in_flight_bytes: int = _setting(8 * MIB, "Bytes of one journal in the broker at once.", unit="bytes")
     republish_after_s: float = _setting(300.0, "When a line without a receipt may be published again.", unit="seconds")
     store_late_s: float = _setting(
-        60.0, "How long a request may still be applied after its caller gave up.", unit="seconds"
+        60.0, "How long a request may still be applied after its caller gave up.", unit="seconds", zero=True
     )
     single_valued_kinds: tuple[str, ...] = _setting(
         (), "Fact kinds of which a later value replaces an earlier one (comma-separated)."
@@ -110,7 +112,7 @@ class ProducerConfig:
     )
     embed_url: str = _setting("", "OpenAI-compatible embeddings endpoint; empty: no vectors of ours.", unit="URL")
     embed_model: str = _setting("", "Model name sent to it.")
-    embed_dimensions: int = _setting(0, "Length of its vectors.", unit="numbers")
+    embed_dimensions: int = _setting(0, "Length of its vectors.", unit="numbers", zero=True)
     embed_token: str = _setting("", "Bearer token for it.", secret=True)
 
     @property
@@ -179,9 +181,9 @@ def load(environ: Mapping[str, str], *, make_secrets: bool = True) -> ProducerCo
 
 
 def _parse(name: str, text: str) -> Any:
-    kind = {f.name: f.type for f in dataclasses.fields(ProducerConfig)}[name]
+    setting = {f.name: f for f in dataclasses.fields(ProducerConfig)}[name]
     try:
-        match kind:
+        match setting.type:
             case "Path":
                 return Path(text).expanduser().absolute()
             case "int":
@@ -196,8 +198,9 @@ def _parse(name: str, text: str) -> Any:
                 return text
     except ValueError:
         raise errors.SettingsRefused(env_name(name), "is not a number") from None
-    if not 0 <= number < float("inf"):
-        raise errors.SettingsRefused(env_name(name), "must be a number of 0 or more")
+    if not 0 <= number < float("inf") or (number == 0 and not setting.metadata["zero"]):
+        least = "of 0 or more" if setting.metadata["zero"] else "above 0"
+        raise errors.SettingsRefused(env_name(name), f"must be a number {least}")
     return number
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from pathlib import Path
@@ -10,7 +11,7 @@ import pydantic
 import pytest
 
 from memory_tasks import settings
-from producer import errors
+from producer import config, errors
 
 
 def load(tmp_path: Path, **variables: str) -> settings.Settings:
@@ -76,6 +77,22 @@ def test_a_value_that_makes_no_sense_is_refused_by_its_variable_and_not_quoted(t
     with pytest.raises(errors.SettingsRefused) as caught:
         load(tmp_path, **{variable: value})
     assert caught.value.setting == variable
+
+
+NUMBERS = [f for f in dataclasses.fields(config.ProducerConfig) if f.type in ("int", "float")]
+
+
+@pytest.mark.parametrize("name", [f.name for f in NUMBERS])
+def test_a_host_refuses_a_number_of_zero_where_it_would_silently_do_nothing(tmp_path, name):
+    variable = config.env_name(name)
+    environ = {"MEMORY_STATE_DIR": str(tmp_path / "state"), variable: "0"}
+    if name in ("store_late_s", "embed_dimensions"):
+        assert getattr(config.load(environ), name) == 0
+        return
+    with pytest.raises(errors.SettingsRefused, match="above 0") as caught:
+        config.load(environ)
+    assert caught.value.setting == variable
+    assert getattr(config.load({**environ, variable: "1"}), name) == 1
 
 
 def test_variables_nobody_reads_are_listed(tmp_path):
