@@ -40,6 +40,7 @@ RUNTIME = "custom"  # the contract knows no other name for this host
 EVENTS = ("UserPromptSubmit", "Stop", "SessionStart")
 MATCHERS = {"SessionStart": "compact"}  # for Claude Code's settings: no process is started for other sources
 BUDGET_S = 2.5
+MAX_QUERY_CHARS = 2000  # what recall looks at; a longer prompt may be more than the agent takes in one request
 _SYNC_BUDGET_S = 1.5  # of the journal, so that a silent disk is still refused and counted within the budget
 _ASK_MARGIN_S = 0.1  # for the way to the agent and back, beside its own deadline
 
@@ -140,7 +141,7 @@ def _before_turn(given: hook.Input, config: HookConfig, changes: dict[str, int])
         {
             "op": "recall",
             "scope": scope.fields(),
-            "query": prompt,
+            "query": prompt[:MAX_QUERY_CHARS],
             "session": _session(given),
             "deadlineMs": config.recall_deadline_ms,
             "maxChars": config.recall_max_chars,

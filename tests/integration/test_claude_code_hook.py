@@ -20,11 +20,12 @@ from typing import Any
 
 import pytest
 
-from memory_tasks import connect
+from memory_tasks import agent, connect
 from producer import counts
 from producer.config import ProducerConfig
 from producer.hosts import claude_code, claude_transcript, hook, launch
 from producer.journal import Journal
+from producer.recall import engine
 from producer.recall.merging import Memory
 from producer.scope import Scope
 from tests.integration.test_agent import running
@@ -404,7 +405,9 @@ def test_an_agent_that_answers_nonsense_costs_nothing(host, answer):
 
 
 @contextmanager
-def fake_agent(host: Host, answer: bytes) -> Iterator[None]:
+def fake_agent(host: Host, answer: bytes) -> Iterator[bytearray]:
+    """Answers one request; what it was sent, once it has answered."""
+    asked = bytearray()
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(host.socket))
     listener.listen()
@@ -418,7 +421,8 @@ def fake_agent(host: Host, answer: bytes) -> Iterator[None]:
         with connection:
             connection.settimeout(5)
             try:
-                connection.recv(1 << 16)
+                while not asked.endswith(b"\n") and (piece := connection.recv(1 << 16)):
+                    asked.extend(piece)
                 connection.sendall(answer)
             except OSError:
                 return
@@ -426,10 +430,19 @@ def fake_agent(host: Host, answer: bytes) -> Iterator[None]:
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        yield
+        yield asked
     finally:
         thread.join()
         listener.close()
+
+
+def test_of_a_long_prompt_the_agent_is_asked_what_recall_looks_at_and_no_more(host):
+    host.configure(max_turn_units=40_000)
+    with fake_agent(host, b'{"context": "known"}\n') as asked:
+        assert b"known" in host.submit("編集者😀" * 8000)
+    assert json.loads(asked)["query"] == ("編集者😀" * 500)
+    assert len(asked) < agent.MAX_REQUEST_BYTES
+    assert claude_code.MAX_QUERY_CHARS == engine.MAX_QUERY_CHARS
 
 
 def test_a_transcript_path_that_leads_anywhere_ends_well(host):
