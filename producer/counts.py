@@ -51,7 +51,9 @@ def add(directory: str | os.PathLike[str], host: str, changes: Mapping[str, int]
         draft = f"{folder}/{_FILE}.tmp"
         target = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
-            os.write(target, json.dumps({"v": 1, "hosts": counts}, separators=(",", ":")).encode("ascii"))
+            rest = memoryview(json.dumps({"v": 1, "hosts": counts}, separators=(",", ":")).encode("ascii"))
+            while rest:  # a disk that is nearly full takes a part, and refuses the next
+                rest = rest[os.write(target, rest) :]
         finally:
             os.close(target)
         os.rename(draft, f"{folder}/{_FILE}")  # noqa: PTH104 pathlib costs a hook more than all of this

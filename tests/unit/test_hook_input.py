@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import random
+import resource
+import signal
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -139,6 +141,17 @@ def test_counts_are_bounded_and_survive_damage(tmp_path):
     assert counts.add(tmp_path, "h", {"n": 1}) and counts.read(tmp_path) == {"h": {"n": 1}}
     assert counts.add(tmp_path / "missing", "h", {"n": 1}) and counts.read(tmp_path / "missing") == {"h": {"n": 1}}
     assert not counts.add(tmp_path / "none" / "missing", "h", {"n": 1})
+
+
+def test_counts_that_the_disk_takes_in_part_leave_the_earlier_ones(tmp_path):
+    counts.add(tmp_path, "h", {"n": 1})
+    pid = os.fork()
+    if pid == 0:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        os._exit(counts.add(tmp_path, "h", {"n": 1}))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert counts.read(tmp_path) == {"h": {"n": 1}}
 
 
 def test_a_count_is_dropped_rather_than_waited_for(tmp_path):
