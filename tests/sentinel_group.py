@@ -10,7 +10,6 @@ A master that is not heard for half a second is down. An old one that comes back
 
 from __future__ import annotations
 
-import shutil
 import signal
 import socket
 import subprocess
@@ -25,15 +24,11 @@ import redis as redis_py
 from tests.certificates import Certificates
 from tests.redis_server import RedisServer
 
-__all__ = ["NAME", "SentinelGroup", "has_sentinel", "sentinel_group"]
+__all__ = ["NAME", "SentinelGroup", "sentinel_group"]
 
 NAME = "the-master"
 DOWN_AFTER_MS = 500
 _DEADLINE_S = 20.0
-
-
-def has_sentinel() -> bool:
-    return shutil.which("redis-sentinel") is not None
 
 
 class _Sentinel:

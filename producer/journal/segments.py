@@ -152,10 +152,6 @@ class Piece(NamedTuple):
     line: lines.Line | None
     is_later: bool = False
 
-    @property
-    def is_damage(self) -> bool:
-        return self.line is None and not self.is_later
-
 
 class Reader:
     """Reads a segment from `offset` on, once; ask again later for what was appended.
