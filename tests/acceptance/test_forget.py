@@ -133,7 +133,10 @@ def spread(here: Machine, offline: Machine, server: RunningServer, client: redis
     until(lambda: here.pending() == [queued_id], "Bob's receipt", said=here.logged)
     for host in (here, offline):
         server.fail("quote", on="write", label="MEMORY_FACT", count=1)
-        remember(host, f"The {WORD} key was refused.", *(() if host is here else ("--wait",)))
+        if host is here:
+            remember(host, f"The {WORD} key was refused.")
+        else:  # nothing delivers there but the command itself, which says that it is dead
+            remember(host, f"The {WORD} key was refused.", "--wait", code=1)
         until(lambda host=host: "dead" in host.receipts().values(), "a dead letter", said=here.logged)
     remember(offline, f"The {WORD} key is offline.", changes=NO_BROKER)
     server.fail("busy", on="write", label="MEMORY_FACT", count=1, retry_after_s=RETRY_AFTER_S)
