@@ -41,7 +41,6 @@ from memory_tasks import worker as worker_module
 from memory_tasks.settings import Settings
 from memory_tasks.terminal import AgentId, AsJson, Participant, ProfileId
 from producer import config, errors, outcomes, receipt
-from producer.journal import Journal
 from producer.memory import AgentMemory
 from producer.receipt import State
 
@@ -135,15 +134,8 @@ def _answer(memory: AgentMemory, outcome: outcomes.Outcome, *, wait: bool, wait_
 
 def _state_of(id_: str) -> tuple[State | None, str]:
     """What the journal's last receipt says of this event or order, and why."""
-    settings = config.load(os.environ)
     hashes, last = set(), None
-    with Journal.open(
-        settings.journal_dir,
-        max_bytes=settings.journal_max_bytes,
-        reserve_bytes=settings.journal_reserve_bytes,
-        segment_max_bytes=settings.segment_max_bytes,
-        sync_budget_s=settings.sync_budget_s,
-    ) as journal:
+    with terminal.open_journal(config.load(os.environ)) as journal:
         for located in journal.scan():
             line = located.line
             if line.id == id_ and line.kind in ("event", "order"):

@@ -23,7 +23,7 @@ from memory_tasks.terminal import AgentId, AsJson, Participant, ProfileId
 from producer import capture
 from producer.convergence import forget, ordered
 from producer.convergence.content import EPISODE
-from producer.journal import Journal, segments
+from producer.journal import segments
 from producer.journal.line import Line
 from producer.memory import AgentMemory, forget_group
 from producer.receipt import State
@@ -136,7 +136,7 @@ def _named(order: Mapping[str, Any]) -> ordered.Order:
 
 def _give(settings: Settings, order: Mapping[str, Any], before: Survey, *, wait_s: float, as_json: bool) -> NoReturn:
     named = _named(order)
-    with _opened(settings) as journal, AgentMemory(settings.producer, host="forget") as memory:
+    with terminal.open_journal(settings.producer) as journal, AgentMemory(settings.producer, host="forget") as memory:
         line = journal.append_order(order)
         here = Here(journal, named)
         memory.start()  # delivers it, where no agent does
@@ -201,17 +201,6 @@ def _episodes(before: Survey, here: Here) -> list[Mapping[str, Any]]:
     return [*records, *(one.body for one in here.covered if one.body.get("eventType") == "episode")]
 
 
-def _opened(settings: Settings) -> Journal:
-    producer = settings.producer
-    return Journal.open(
-        producer.journal_dir,
-        max_bytes=producer.journal_max_bytes,
-        reserve_bytes=producer.journal_reserve_bytes,
-        segment_max_bytes=producer.segment_max_bytes,
-        sync_budget_s=producer.sync_budget_s,
-    )
-
-
 # -- what is shown -----------------------------------------------------------------------------------------------------
 
 
@@ -248,7 +237,7 @@ def _dry_run(
 def _targets(settings: Settings, named: ordered.Order, found: Survey) -> list[Target]:
     if not settings.producer.journal_dir.is_dir():
         return found.targets(None)
-    with _opened(settings) as journal:
+    with terminal.open_journal(settings.producer) as journal:
         return found.targets(Here(journal, named))
 
 

@@ -1,4 +1,4 @@
-"""Whose memory a person at a terminal works on: the options that name a scope, and the scope they come to."""
+"""Whose memory a person at a terminal works on: the options that name a scope, the scope they come to, the journal."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from producer import config, errors, scope
+from producer.journal import Journal
 
-__all__ = ["AgentId", "AsJson", "Participant", "ProfileId", "scope_of", "shown"]
+__all__ = ["AgentId", "AsJson", "Participant", "ProfileId", "open_journal", "scope_of", "shown"]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 AgentId = Annotated[str, typer.Option("--agent", help="agentId of the scope; default MEMORY_AGENT_ID or 'cli'.")]
@@ -32,6 +33,17 @@ def scope_of(settings: config.ProducerConfig, agent: str, profile: str, particip
         sandboxed=False,
     )
     return scope.scope_of(context, salt=settings.scope_salt, salt_required=not settings.local)
+
+
+def open_journal(settings: config.ProducerConfig) -> Journal:
+    """This host's journal, to be closed by the caller. Raises `errors.JournalFailed`."""
+    return Journal.open(
+        settings.journal_dir,
+        max_bytes=settings.journal_max_bytes,
+        reserve_bytes=settings.journal_reserve_bytes,
+        segment_max_bytes=settings.segment_max_bytes,
+        sync_budget_s=settings.sync_budget_s,
+    )
 
 
 def shown(text: str) -> str:
